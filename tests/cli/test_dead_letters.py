@@ -98,6 +98,19 @@ async def test_letters_that_came_after_the_question_are_not_purged(
     assert (done.code, done.out) == (0, "Removed 43 dead letters.\n"), done
 
 
+async def test_whoever_sends_letters_elsewhere_is_asked_about_the_place(
+    toril: Toril, cli_env: dict[str, str], forged: None, payments: Queue, dlq: Queue
+):
+    """A slip in its name makes a queue whose jobs wait for nobody."""
+    await asyncio.to_thread(payments.add, "charge", {})
+    for name, words in (("payments", "?"), ("paymets", ", which does not exist yet?")):
+        asked, question = await start_asking(cli_env, "dlq", "replay", DLQ, "--all", "--to", name)
+        await asyncio.wait_for(asked.communicate(b"n\n"), 60)
+
+        assert f"Replay 40 dead letters of {DLQ!r} into {name!r}{words}" in question
+    assert await asyncio.to_thread(dlq.get_dead_letter_count) == 40
+
+
 async def test_letters_without_a_fingerprint_are_chosen_by_a_word_of_their_own(
     toril: Toril, forged: None, client: Any, prefix: str
 ):

@@ -18,6 +18,7 @@ from textual.widgets import DataTable, Static
 
 from tests.cli.conftest import Toril
 from tests.cli.terminal import Terminal
+from tests.features.dead_letters.forging import forge
 from tests.helpers import not_run, wait_until, wait_until_sync
 from tests.servers import Cluster, Server
 from toril import (
@@ -31,9 +32,10 @@ from toril import (
 )
 from toril.cli.monitor.app import MonitorApp, chosen_key
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
+from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.rows import event_rows
 from toril.cli.monitor.table import Table
-from toril.cli.monitor.watcher import MOST_ROWS, QueueWatch, View, Watcher
+from toril.cli.monitor.watcher import MOST_QUEUES, MOST_ROWS, QueueWatch, View, Watcher
 from toril.cli.monitor.whole import WholeScreen
 from toril.client.connection import Connection
 from toril.protocol.command import plain
@@ -899,3 +901,70 @@ def test_an_event_of_a_year_that_no_calendar_has_is_a_row_like_others():
     (row,) = event_rows(watch).values()
 
     assert [str(cell) for cell in row[:2]] == ["300000000000000-0", "strange"]
+
+
+@pytest.mark.parametrize("key", ["x", "r"])
+async def test_letters_that_died_after_they_were_counted_stay(
+    url: str, prefix: str, client: Any, key: str
+):
+    """Somebody says yes to 3 letters; those of the outage that began meanwhile went, too."""
+    await forge(client, prefix, "p-dlq", 3, source="p")
+    async with Queue("p-dlq", connection=url, prefix=prefix) as dlq:
+        async with monitor(url, prefix, "p-dlq") as (app, pilot):
+            await shows(pilot, lambda: cells(app, "queues"))
+            await pilot.press("4")
+            await shows(pilot, lambda: [row[0] for row in cells(app, "view")] == ["3"])
+            await pilot.press(key)
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await forge(client, prefix, "p-dlq", 2, source="p")
+            for number in (4, 5):
+                await client.hset(f"{prefix}:p-dlq:{number}", "timestamp", 1_710_000_000_000)
+            await pilot.press("y")
+            await shows(pilot, lambda: ": 3 dead letters" in told(app))
+
+        assert await dlq.get_dead_letter_count() == 2
+
+
+async def test_letters_of_other_programs_are_not_taken_for_none(url: str, prefix: str, client: Any):
+    """The monitor does not read them; it said that there were none."""
+    await forge(client, prefix, "p-dlq", 3, source="p")
+    for number in (1, 2, 3):
+        await client.hdel(f"{prefix}:p-dlq:{number}", "x.letter")
+    async with monitor(url, prefix, "p-dlq", size=(120, 30)) as (app, pilot):
+        await shows(pilot, lambda: cells(app, "queues"))
+        await pilot.press("4")
+        await shows(pilot, lambda: "3 other jobs; toril dlq summary p-dlq" in text(app, "note"))
+
+        await forge(client, prefix, "p-dlq", 1, source="p")
+        await shows(pilot, lambda: [row[0] for row in cells(app, "view")] == ["1"])
+        await shows(pilot, lambda: "3 other jobs not counted" in text(app, "note"))
+
+
+async def test_a_count_that_has_lost_its_place_begins_anew(url: str, prefix: str, client: Any):
+    """It went on to add, so in a storm that retention follows it grew without an end."""
+    await forge(client, prefix, "p-dlq", 1000, source="p")
+    survey = LetterSurvey("p-dlq", [Keys(prefix, "p-dlq")])
+    async with Queue("p-dlq", connection=url, prefix=prefix) as dlq:
+        connection = Connection(url)
+        survey.note(await connection.run(survey.next_command()))
+        survey.note(await connection.run(survey.next_command()))
+        await client.rpop(f"{prefix}:p-dlq:wait", 850)
+        await client.delete(*(f"{prefix}:p-dlq:{number}" for number in range(1, 851)))
+        while not survey.is_complete:
+            survey.note(await connection.run(survey.next_command()))
+        await connection.close()
+
+        (group,) = survey.groups.values()
+        assert group.count == await dlq.get_dead_letter_count() == 150
+
+
+async def test_a_snapshot_says_how_many_queues_it_leaves_out(
+    toril: Toril, prefix: str, client: Any
+):
+    for number in range(MOST_QUEUES + 2):
+        await client.hset(f"{prefix}:q{number}:meta", "opts.maxLenEvents", 10)
+
+    done = await asyncio.to_thread(toril, "monitor", "--json")
+
+    assert len(done.json) == MOST_QUEUES
+    assert done.err == "toril: 2 more queues left out; choose with --queue\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from tests.features.dead_letters.forging import forge
 from toril import Queue
+from toril.client import growing
 from toril.errors import InvalidOptionError, NotDeadLettersError
+from toril.protocol.partitioning import home_of
 
 PER_PART = 20
 INTERRUPTED_AT = 25
@@ -131,3 +134,99 @@ async def test_a_bulk_that_one_partition_refuses_has_changed_none(letters, name)
 
     assert await left(letters) == before
     assert await getattr(letters, name)(force=True) >= 2 * PER_PART
+
+
+async def test_a_run_that_was_resumed_and_finished_is_not_resumed_once_more(
+    letters, client, prefix
+):
+    """It went past the partitions before the one where the first run had stopped."""
+    await interrupt(letters)
+    await letters.replay_all_dead_letters(resume=True)
+    assert await left(letters) == [0, 0, 0]
+    await fill(client, prefix, letters, 0)
+
+    assert await letters.replay_all_dead_letters(resume=True) == PER_PART
+    assert await left(letters) == [0, 0, 0]
+
+
+async def test_the_name_of_a_queue_with_partitions_is_no_place_to_go_to(letters, make_queue):
+    """What went there waited in the plain queue of that name, which no worker serves."""
+    mail, plain_letters = make_queue("mail", partitions=3), letters.partitions[1]
+    await mail.get_job_counts()
+    await mail.add("send")
+
+    for call in (
+        lambda: letters.replay_all_dead_letters(queue_name="mail"),
+        lambda: letters.replay_all_dead_letters(queue_name="mail", dry_run=True),
+        lambda: plain_letters.replay_all_dead_letters(queue_name="mail"),
+        lambda: plain_letters.replay_dead_letter("1", queue_name="mail"),
+    ):
+        with pytest.raises(InvalidOptionError, match=r"'mail' has 3 partitions.*'\{mail-0\}'"):
+            await call()
+    assert await left(letters) == [PER_PART] * 3
+
+    await plain_letters.replay_dead_letter("1", queue_name="{mail-2}")
+    assert await mail.partitions[2].get_waiting_count() >= 1
+
+
+LANE = next(
+    name for name in map(str, range(99)) if len({home_of(name, count) for count in (2, 3, 4)}) == 3
+)
+"""A lane that every number of partitions puts elsewhere."""
+
+
+async def laned(client: Any, letters: Queue) -> None:
+    """Let the letters of this queue be of one lane."""
+    for letter_id in range(1, PER_PART + 1):
+        key = letters.keys.job(str(letter_id))
+        note = json.loads(await client.hget(key, "x.letter"))
+        await client.hset(key, "x.letter", json.dumps({**note, "lane": LANE}))
+
+
+@pytest.mark.parametrize("transform", [None, lambda data, letter: data])
+async def test_jobs_of_a_lane_come_back_to_where_it_is_since_the_queue_has_grown(
+    make_queue, client, prefix, transform
+):
+    """Two jobs of one lane ran at once, each in a partition of its own."""
+    mail = make_queue("mail", partitions=2)
+    await mail.add("send", lane="another")
+    await mail.drain()
+    old = make_queue(f"{{mail-{home_of(LANE, 2)}}}-dlq")
+    await forge(client, prefix, old.name, PER_PART, source=f"{{mail-{home_of(LANE, 2)}}}")
+    await laned(client, old)
+    await growing.grow(mail._connection, mail.keys, 4, patience_s=0, grace_s=0)
+
+    await old.replay_dead_letter("1")
+    assert await old.replay_all_dead_letters(transform=transform) == PER_PART - 1
+
+    grown = make_queue("mail", partitions=4)
+    assert [await part.get_lanes() for part in grown.partitions] == [
+        [LANE] if number == home_of(LANE, 4) else [] for number in range(4)
+    ]
+    assert len(await grown.get_lane_jobs(LANE, 0, -1)) == PER_PART
+
+
+async def test_jobs_that_get_another_lane_go_where_it_is(letters, make_queue):
+    mail = make_queue("mail", partitions=3)
+    await mail.add("send", delay=3_600_000)
+
+    assert await letters.partitions[0].replay_dead_letter("1", lane=LANE)
+    assert await letters.replay_all_dead_letters(lane=LANE) == 3 * PER_PART - 1
+
+    assert len(await mail.get_lane_jobs(LANE, 0, -1)) == 3 * PER_PART
+    assert [await part.get_lane_count() for part in mail.partitions].count(0) == 2
+
+
+async def test_members_of_groups_come_back_to_the_partition_that_their_group_knows(
+    make_queue, client, prefix
+):
+    mail = make_queue("mail", partitions=3)
+    await mail.add("send", delay=3_600_000)
+    source = f"{{mail-{(home_of(LANE, 3) + 1) % 3}}}"
+    dead = make_queue("dead")
+    await forge(client, prefix, dead.name, 1, source=source)
+    await client.hset(dead.keys.job("1"), "x.member", f"{prefix}:{source}:nothing")
+
+    await dead.replay_dead_letter("1", lane=LANE)
+
+    assert await make_queue(source).get_lane_count() == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -153,6 +154,24 @@ async def data_of(queue: Queue, job_id: str) -> Any:
     job = await queue.get_job(job_id)
     assert job is not None
     return job.data
+
+
+async def test_what_is_not_edited_stays_as_it_is(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    """Half a character became a question mark."""
+    visitor = visit()
+    await fail(queue, url, prefix, "a")
+    text = '{"cut": "caf\\u00e9 \\ud83d", "wei": 1000000000000000000000, "amount": 1}'
+    await client.hset(f"{prefix}:pay:a", "data", text)
+    page = (await visitor.get(link("", "/job", queue="pay", id="a"))).text
+    found = re.search(r'<textarea name="data"[^>]*>(.*?)</textarea>', page, re.S)
+    assert found is not None
+    shown = html.unescape(found[1])
+
+    await done(visitor, "edit-retry", queue="pay", id="a", data=shown.replace('t": 1', 't": 2'))
+
+    assert await data_of(queue, "a") == {**json.loads(text), "amount": 2}
 
 
 async def test_an_edit_that_is_refused_leaves_the_data_of_a_member(
@@ -322,6 +341,42 @@ async def test_letters_that_came_after_the_question_are_asked_about_anew(
         assert "Their number has changed" in again.text
         await visitor.do("purge", queue="dead", name="charge")
         assert await dead.get_dead_letter_count() == 0
+
+
+async def test_a_replay_that_is_resumed_is_asked_about_as_it_will_go_on(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    """The question counted what had died since, and the answer what had gone before."""
+    visitor = visit()
+    await forge(client, prefix, "dead", 40, source="pay")
+
+    def stop(now: Any) -> None:
+        raise RuntimeError("somebody stops it")
+
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        with pytest.raises(RuntimeError):
+            await dead.replay_all_dead_letters(rate=100, on_progress=stop)
+        left, stopped_at = await dead.get_dead_letter_count(), await _now_ms(client)
+        await wait_until(lambda: _is_later(client, stopped_at))
+        await forge(client, prefix, "dead", 3, source="pay")
+        for number in (41, 42, 43):
+            await client.hset(f"{prefix}:dead:{number}", "timestamp", await _now_ms(client))
+
+        words = f"Send {left} dead letters"
+        await asked(visitor, "replay-all", words, queue="dead", resume="yes")
+        await done(visitor, "replay-all", queue="dead", resume="yes")
+
+        assert f"{left} dead letters sent back" in (await visitor.get("/log")).text
+        assert await dead.get_dead_letter_count() == 3
+
+
+async def _now_ms(client: Any) -> int:
+    seconds, micros = await client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def _is_later(client: Any, than_ms: int) -> bool:
+    return await _now_ms(client) > than_ms
 
 
 def buttons(page: str, verb: str) -> list[dict[str, str]]:

@@ -258,6 +258,24 @@ async def test_dead_letters_are_paged_and_searched(
     assert len(rows_of(page)) == 50
 
 
+async def test_a_page_lists_and_exports_what_its_buttons_mean(
+    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
+):
+    """Found by the type of their errors they were counted, replayed and purged, and not listed."""
+    visitor = visit()
+    await forge(client, prefix, "dead", 3, source="pay")
+    await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        meant = await dead.purge_dead_letters(failed_reason="ConnectionError", dry_run=True)
+
+    page = (await visitor.get("/dead-letters?queue=dead&failed_reason=ConnectionError")).text
+    address = "/export?queue=dead&state=dead-letters&as=json&failed_reason=ConnectionError"
+    exported = (await visitor.get(address)).json()
+
+    assert len(rows_of(page)) == len(exported) == meant == 3
+    assert 'formaction="/do/purge"' in page
+
+
 async def test_very_many_dead_letters_are_counted_beside_the_page(
     visit: Callable[..., Visitor], prefix: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ):

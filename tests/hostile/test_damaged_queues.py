@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 from random import Random
 from typing import Any
 
@@ -215,3 +216,80 @@ async def test_a_key_of_another_kind_is_said_in_words_and_the_doctor_names_it(
         await queue.get_job_counts()
     report = await examine(queue._connection, prefix=queue.keys.prefix)
     assert any(f"{queue.keys.base}:delayed" in finding.problem for finding in report.findings)
+
+
+NOTES: list[dict[str, Any]] = [
+    *({"source": odd} for odd in ({}, True, 5)),
+    *({"why": odd} for odd in (None, 5, {})),
+    *({"fp": odd} for odd in (5, {})),
+    *({"opts": odd} for odd in ({}, True)),
+    *({"key": odd} for odd in ({}, True, 5)),
+    *({"lane": odd} for odd in ([], True)),
+    *({"priority": odd} for odd in ("high", {})),
+    *({"delay": odd} for odd in ("long", {})),
+    *({"order_ms": odd} for odd in ("late", {})),
+    {"size": "many"},
+]
+
+
+@pytest.mark.no_audit("a letter is damaged on purpose")
+@pytest.mark.parametrize("odd", NOTES, ids=str)
+async def test_what_the_note_of_one_letter_holds_loses_no_other(
+    queue: Queue, client: Any, odd: dict[str, Any]
+) -> None:
+    """The letters before it in its slice were gone, and their jobs in no list."""
+    base = queue.keys.base
+    await forge(client, queue.keys.prefix, "q", 5, source="elsewhere")
+    note = json.loads(await client.hget(f"{base}:3", "x.letter"))
+    await client.hset(f"{base}:3", "x.letter", json.dumps({**note, **odd}))
+
+    await _replay_but_for(queue, client, "3")
+
+
+@pytest.mark.no_audit("a letter is damaged on purpose")
+@pytest.mark.parametrize("part", ["", ":jobs", ":plan"])
+async def test_what_the_group_of_one_letter_is_loses_no_other(
+    queue: Queue, client: Any, part: str
+) -> None:
+    base = queue.keys.base
+    await forge(client, queue.keys.prefix, "q", 5, source="elsewhere")
+    await client.hset(f"{base}:3", "x.member", f"{base}:groups:g:m0")
+    if part:
+        await client.hset(f"{base}:groups:g", "state", "ACTIVE")
+    await client.set(f"{base}:groups:g{part}", "no hash")
+
+    await _replay_but_for(queue, client, "3", force=True)
+
+
+async def _replay_but_for(queue: Queue, client: Any, damaged: str, **options: Any) -> None:
+    """Every letter but perhaps this one goes back, and it is purged."""
+    (group, *_) = await queue.get_dead_letter_summary()
+    assert group.count >= 4
+    counted = await queue.replay_all_dead_letters(dry_run=True, failed_reason="REFUSED", **options)
+    replayed = await queue.replay_all_dead_letters(failed_reason="REFUSED", **options)
+
+    assert counted >= replayed >= 4
+    jobs = await client.lrange(f"{queue.keys.prefix}:elsewhere:wait", 0, -1)
+    assert len(jobs) == replayed
+    assert await client.lrange(f"{queue.keys.base}:wait", 0, -1) == [damaged] * (5 - replayed)
+    assert await queue.purge_dead_letters() == 5 - replayed
+
+
+@pytest.mark.no_audit("a queue is damaged on purpose")
+@pytest.mark.parametrize("key", ["elsewhere:meta", "q:events"])
+async def test_a_replay_that_a_damaged_queue_ends_says_so_and_loses_nothing(
+    queue: Queue, client: Any, key: str
+) -> None:
+    prefix = queue.keys.prefix
+    await forge(client, prefix, "q", 5, source="elsewhere")
+    await client.set(f"{prefix}:{key}", "odd")
+
+    with pytest.raises(ServerRefusalError, match="WRONGTYPE"):
+        await queue.replay_all_dead_letters()
+
+    jobs = await client.lrange(f"{prefix}:elsewhere:wait", 0, -1)
+    letters = await client.lrange(f"{queue.keys.base}:wait", 0, -1)
+    assert len(jobs) + len(letters) == 5
+    for name, ids in (("elsewhere", jobs), ("q", letters)):
+        for one in ids:
+            assert await client.hget(f"{prefix}:{name}:{one}", "name") == "charge"

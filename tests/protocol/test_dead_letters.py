@@ -10,6 +10,7 @@ import pytest
 from toril.errors import (
     DeadLetterNotFoundError,
     FailedChildrenError,
+    HandlerTimeoutError,
     InvalidGroupStateError,
     InvalidOptionError,
     JobCancelledError,
@@ -446,6 +447,25 @@ def test_a_filter_looks_at_letters_of_others():
     assert not Filter.of(failed_reason="refused").admits(meta)
 
 
+def test_a_filter_finds_letters_of_others_by_the_type_of_their_error_too():
+    told = {"sourceQueue": "orders", "failedReason": "ETIMEDOUT", "errorType": "ConnectionError"}
+    meta = metadata_in({"_dlqMeta": told})
+
+    assert meta is not None
+    assert Filter.of(failed_reason="connectionerror").admits(meta)
+    assert Filter.of(failed_reason="ConnectionError: etimed").admits(meta)
+    assert not Filter.of(failed_reason="ValueError").admits(meta)
+
+
+def test_the_type_of_an_error_is_noted_where_the_reason_does_without():
+    error = HandlerTimeoutError("the handler took longer than 5 ms")
+    words = str(error)
+
+    _, note = read(letter_of(job(), error, words, words, "[]", BurialPolicy()))
+
+    assert note["why"] == "handlertimeouterror: the handler took longer than 5 ms"
+
+
 def result(**changes: object) -> Slice:
     values = {"is_done": False, "offset": 3, "anchor": "7", "count": 2, "examined": 5}
     return Slice(**{**values, "not_after": 99, **changes})  # type: ignore[arg-type]
@@ -466,9 +486,21 @@ def test_a_walk_goes_over_to_the_next_place():
 
 
 def test_letters_that_the_client_took_out_are_counted():
-    walk = after(Walk(), result(), taken_apart=1)
+    walk = after(Walk(), result(asked=["7"], kept="6"), taken_apart={"7"})
 
-    assert (walk.offset, walk.anchor, walk.done) == (2, "", 3)
+    assert (walk.offset, walk.anchor, walk.done) == (2, "6", 3)
+
+
+@pytest.mark.parametrize(
+    ("taken", "place"),
+    [("", "8"), ("8", "7"), ("78", "6"), ("5", "8"), ("578", "6"), ("3578", "6")],
+)
+def test_a_walk_knows_its_place_by_the_letter_that_was_left_last(taken, place):
+    last = result(offset=9, anchor="8", asked=["3", "5", "7", "8"], kept="6", asked_before=2)
+
+    walk = after(Walk(), last, taken_apart=set(taken))
+
+    assert (walk.offset, walk.anchor) == (9 - len(taken), place)
 
 
 def test_a_slice_can_be_looked_at_again():

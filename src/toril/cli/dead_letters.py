@@ -38,9 +38,11 @@ from toril.cli.values import (
     yes_option,
 )
 from toril.errors import DeadLetterNotFoundError, RefusedError
+from toril.protocol import reading
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import DeadLetterProgress
 from toril.protocol.job import Job
+from toril.protocol.keys import Keys
 from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS
 
 if TYPE_CHECKING:
@@ -327,13 +329,21 @@ def replay(
         if dry_run:
             say(server, f"{letters} would be replayed.", would_replay=total)
             return 0
-        confirm(f"Replay {letters} of {queue_name!r}?", yes=yes)
+        confirm(f"Replay {letters} of {queue_name!r}{_into(server, to_queue)}?", yes=yes)
         options |= {"rate": rate, "resume": resume, **wanted}
         done, told = _replay_those(server, queue, total, options)
     _say_replayed(server, queue_name, done, told)
     if told.held:
         echo(f"toril: {_held(told, max_replays)}", err=True)
     return 1 if told.held and done == told.resumed else 0
+
+
+def _into(server: Server, queue_name: str | None) -> str:
+    """Where the letters go: a new name may be a slip, and its jobs would wait for nobody."""
+    if queue_name is None:
+        return ""
+    is_there = server.connection.run(reading.exists(Keys(server.prefix, queue_name)))
+    return f" into {queue_name!r}" + ("" if is_there else ", which does not exist yet")
 
 
 def _repair(data: str | None, job_ids: tuple[str, ...]) -> dict[str, Any]:

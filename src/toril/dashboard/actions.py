@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
-import msgspec
-
 from toril.client.dead_letters import UNCHANGED
 from toril.client.queue import Queue
 from toril.dashboard.audit import AuditLog
@@ -22,7 +20,7 @@ from toril.dashboard.security import User
 from toril.dashboard.showing import counted, span
 from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, TorilError
 from toril.options import RateLimit
-from toril.protocol import groups
+from toril.protocol import codec, groups
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterProgress
 from toril.protocol.groups import GroupState
@@ -87,8 +85,8 @@ class Form:
 
     def json(self, name: str) -> Any:
         try:
-            return msgspec.json.decode(self.text(name) or "null")
-        except (msgspec.DecodeError, RecursionError) as error:
+            return codec.decode((self.text(name) or "null").encode())
+        except (ValueError, RecursionError) as error:
             raise InvalidOptionError(f"The field {name!r} is not JSON: {error}") from error
 
 
@@ -457,14 +455,17 @@ async def _replay(on: Context) -> Change:
 @action("replay-all")
 async def _replay_all(on: Context) -> Change:
     wanted, to, rate = letter_filter(on.form), on.form.text("to") or None, on.form.whole("rate")
-    total = await on.queue.replay_all_dead_letters(dry_run=True, **wanted)
+    resume = bool(on.form.text("resume"))
+    total = await on.queue.replay_all_dead_letters(
+        dry_run=True, resume=resume, queue_name=to, **wanted
+    )
 
     async def work(operation: Operation) -> str:
-        done = await on.queue.replay_all_dead_letters(
+        await on.queue.replay_all_dead_letters(
             by=on.user.name, queue_name=to, rate=rate, on_progress=_noting_letters(operation),
-            resume=bool(on.form.text("resume")), **wanted,
+            resume=resume, **wanted,
         )  # fmt: skip
-        return f"{done:,} dead letters sent back"
+        return f"{operation.done:,} dead letters sent back"
 
     where = f"to the queue {to!r}" if to else "to their queues"
     return Change(
@@ -801,9 +802,10 @@ def _noting_letters(operation: Operation) -> Callable[[DeadLetterProgress], None
 
     def note(progress: DeadLetterProgress) -> None:
         nonlocal before, now
-        if progress.done < now:  # the next partition has begun
+        done = progress.done - progress.resumed  # not what the resumed run had done
+        if done < now:  # the next partition has begun
             before += now
-        now = progress.done
+        now = done
         operation.done = before + now
 
     return note

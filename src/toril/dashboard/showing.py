@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 MOST_SHOWN = 64 * 1024
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
+_HALF = re.compile(r"[\ud800-\udfff]")
 
 
 def make_environment() -> Environment:
@@ -66,9 +68,11 @@ def pretty(value: Any) -> Markup:
 def as_json(value: Any) -> str:
     """Indented JSON of whatever was in a job."""
     try:
-        return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (ValueError, RecursionError) as error:
         return f"(cannot be shown: {error})"
+    # No page can be sent with half a character, and a form would send something else back.
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _cut(text: str) -> str:

@@ -18,6 +18,7 @@ from toril.errors import (
     FailedChildrenError,
     InvalidOptionError,
     JobCancelledError,
+    TorilError,
     UnrecoverableError,
 )
 from toril.options import DeadLetterOptions
@@ -126,12 +127,15 @@ def letter_of(
     cause = cause_of(job, error, message)
     if cause == "stalled" and not policy.include_stalled:
         return None
+    # People look for the type of an error, also where the reason can do without.
+    sought = f"{type(error).__name__}: {reason}" if isinstance(error, TorilError) else reason
     trouble = _trouble(
         job.name,
         job.attempts_made + 1,
         cause,
         fingerprint(error, cause),
         reason,
+        sought,
         message[: len(reason)] or reason,
         traces,
         type(error).__name__,
@@ -165,6 +169,7 @@ def _trouble(
     cause: str,
     where: str,
     reason: str,
+    sought: str,
     message: str,
     traces: str,
     kind: str,
@@ -189,7 +194,7 @@ def _trouble(
             f',"errorType":{quoted(kind)},"fingerprint":"{where}","cause":"{cause}"'
         ),
         note=(
-            f',"source":{queue},"why":{quoted(reason.casefold())},"fp":"{where}"'
+            f',"source":{queue},"why":{quoted(sought.casefold())},"fp":"{where}"'
             f"{_next_life(opts, codec.number(priority) or 0)}"
         ),
     )

@@ -6,7 +6,7 @@ nothing is ever half done, and a walk that was interrupted can be resumed where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha1
 from typing import Any, TypedDict, Unpack
@@ -143,8 +143,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if self.source_queue is not None and meta.source_queue != self.source_queue:
             return False
-        wanted = (self.failed_reason or "").casefold()
-        return wanted in meta.failed_reason.casefold()
+        said = f"{meta.error_type}: {meta.failed_reason}" if meta.error_type else meta.failed_reason
+        return (self.failed_reason or "").casefold() in said.casefold()
 
 
 def _moment(edge: int | datetime | timedelta | None, option: str) -> int | timedelta | None:
@@ -177,6 +177,9 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     examined: int
     not_after: int
     asked: list[str] = []
+    kept: str = ""
+    """The last letter that was left without asking; ``asked_before`` are how many before it."""
+    asked_before: int = 0
     held: int = 0
     grouped: int = 0
     length: int = 0
@@ -194,6 +197,8 @@ class Interrupted(msgspec.Struct, frozen=True):
 
     walk: Walk
     wanted: Filter
+    run: str = ""
+    """Its name."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -392,6 +397,12 @@ def group_elsewhere(keys: Keys, letter_id: str) -> Command[tuple[Keys, str] | No
     return plain("HGET", keys.job(letter_id), "x.member", parse=parse)
 
 
+def is_member(keys: Keys, letter_id: str) -> Command[bool]:
+    """Whether a letter's job belongs to a group."""
+    check_known_id(letter_id)
+    return plain("HEXISTS", keys.job(letter_id), "x.member", parse=bool)
+
+
 def not_found(letter_id: str, queue: str) -> DeadLetterNotFoundError:
     return DeadLetterNotFoundError(
         f"queue {queue!r} has no dead letter {letter_id!r}; it never had, or somebody has replayed"
@@ -457,11 +468,13 @@ class Run(msgspec.Struct, frozen=True):
     """One bulk operation: nobody else continues it, so that it can remember its last slice.
 
     ``said`` is the filter as it was given, by which the last run with it is found.
+    ``resumed`` is the run that it goes on with: when it is over, so is that one.
     """
 
     verb: str
     name: str
     said: Filter
+    resumed: str = ""
 
     def keys(self, keys: Keys) -> dict[str, str]:
         """The keys that scripts need beside those of the queue."""
@@ -509,7 +522,7 @@ def interrupted(keys: Keys, verb: str, run: str) -> Command[Interrupted | None]:
                 place=place.decode(), not_after=last.not_after, done=walk.done, turn=last.turn
             )
         return Interrupted(
-            msgspec.structs.replace(walk, step=0), Filter.of_args(_read_args(filter_text))
+            msgspec.structs.replace(walk, step=0), Filter.of_args(_read_args(filter_text)), run
         )
 
     return plain(
@@ -535,20 +548,33 @@ def again(walk: Walk, last: Slice) -> Walk:
     )
 
 
-def after(walk: Walk, last: Slice, *, taken_apart: int = 0) -> Walk:
+def has_begun_anew(walk: Walk, last: Slice) -> bool:
+    """Did a slice begin with the oldest, because the letter is gone by which the walk went?"""
+    return walk.offset > 0 and last.offset == last.examined
+
+
+def after(walk: Walk, last: Slice, *, taken_apart: Collection[str] = ()) -> Walk:
     """Where a walk goes on after a slice, of whose letters the client has taken some out itself."""
-    done = walk.done + last.count + taken_apart
+    done = walk.done + last.count + len(taken_apart)
     if last.next:
         return Walk(place=last.next, not_after=last.not_after, done=done, step=walk.step + 1)
     return Walk(
         place=walk.place,
-        offset=last.offset - taken_apart,
-        anchor="" if taken_apart else last.anchor,
+        offset=last.offset - len(taken_apart),
+        anchor=_last_left(last, taken_apart),
         not_after=last.not_after,
         done=done,
         step=walk.step + 1,
         turn=last.turn,
     )
+
+
+def _last_left(last: Slice, taken_apart: Collection[str]) -> str:
+    """The letter that a walk has left last: by it a walk knows its place when others take some."""
+    if not taken_apart:
+        return last.anchor
+    asked = reversed(last.asked[last.asked_before :])
+    return next((letter_id for letter_id in asked if letter_id not in taken_apart), last.kept)
 
 
 def walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
@@ -563,6 +589,8 @@ def walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
         "step": walk.step,
         "done": walk.done,
     }
+    if run.resumed:
+        args["resumed"] = run.resumed
     if walk.anchor:
         args["anchor"] = walk.anchor
     if walk.turn:

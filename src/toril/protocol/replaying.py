@@ -167,8 +167,12 @@ def replay_slice(
     *,
     run: Run,
     asks: bool = False,
+    seeks_homes: bool = False,
 ) -> Command[Slice]:
-    """Replay up to as many letters as there are new ``ids``, or name them if it ``asks``."""
+    """Replay up to as many letters as there are new ``ids``, or name them if it ``asks``.
+
+    If it ``seeks_homes``, it names those of lanes that may be in another partition by now.
+    """
     args = walk_args(walk, wanted, run)
     args.update(options.args())
     args["limit"] = len(ids)
@@ -179,6 +183,9 @@ def replay_slice(
         args["to"] = options.target.name
     if asks:
         args["asks"] = True
+    if seeks_homes:
+        args["seeks_homes"] = True
+    if asks or seeks_homes:
         args["examine"] = len(ids)
     extra = run.keys(keys)
     return script("replayDeadLetters", keys, args, read_slice, extra=extra, resend=Resend.SAME)

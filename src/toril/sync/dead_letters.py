@@ -16,9 +16,10 @@ from toril.errors import (
     InvalidOptionError,
     NotDeadLettersError,
     RefusedError,
+    TooManyReplaysError,
 )
 from toril.options import ReplacedOptions
-from toril.protocol import codec, dead_letters, reading, replaying
+from toril.protocol import codec, dead_letters, partitioning, reading, replaying
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import (
     FILTER_NAMES,
@@ -32,14 +33,15 @@ from toril.protocol.dead_letters import (
     Walk,
     after,
     again,
+    has_begun_anew,
 )
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, hash_tag
 from toril.protocol.removing import OnProgress
 from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS, Changes, ReplayOptions
 from toril.protocol.replaying import Contents, ReplayFilter
 from toril.sync.connection import Connection
-from toril.sync.letter_runs import Leg, Pace, Told, check_rate, check_resumed
+from toril.sync.letter_runs import Fate, Leg, Pace, Told, check_rate, check_resumed
 
 UNCHANGED: Any = codec.UNSET
 Transform = Callable[[Any, DeadLetterMetadata], Any]
@@ -47,6 +49,7 @@ Transform = Callable[[Any, DeadLetterMetadata], Any]
 MOST_EXAMPLES = 1000
 LOOKED_AT = 4
 """How many more jobs than one at each end are read to tell what waits in an unmarked queue."""
+_FROM_THE_OLDEST = Walk()
 
 
 class QueueDeadLetters:
@@ -214,7 +217,7 @@ class QueueDeadLetters:
         self._are_letters(force=force)
         run, walk, wanted = self._begin("replay", wanted, resume=resume)
         if dry_run:
-            survey = self._survey(wanted, how)
+            survey = self._survey(wanted, how, walk=walk)
             return sum(group.count for group in survey.values())
         tell = Told(on_progress, run.name, walk.done)
         return self._replay_slices(run, walk, wanted, how, transform, rate, tell)
@@ -238,9 +241,10 @@ class QueueDeadLetters:
         is_sure = self._are_letters(force=force)
         run, walk, wanted = self._begin("purge", wanted, resume=resume)
         if dry_run:
-            if not wanted.args():
+            if not wanted.args() and not run.resumed:
                 return self.get_dead_letter_count()
-            return sum(group.count for group in (self._survey(wanted)).values())
+            survey = self._survey(wanted, walk=walk)
+            return sum(group.count for group in survey.values())
         tell = Told(on_progress, run.name, walk.done)
         accepted: list[str] = []
         while True:
@@ -258,7 +262,7 @@ class QueueDeadLetters:
                 continue
             walk = after(walk, result)
             tell.slice(walk, result)
-            if result.is_last:
+            if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
 
     def _sibling(self, queue_name: str) -> Keys:
@@ -269,6 +273,12 @@ class QueueDeadLetters:
             )
         target = self.keys.sibling(queue_name)
         self._connection.check_slots(target)
+        if partitions := (self._connection.run(partitioning.read(target))).now:
+            raise InvalidOptionError(
+                f"queue {queue_name!r} has {partitions} partitions, and its workers take nothing"
+                f" from the plain queue of this name; name one of its partitions, such as"
+                f" {partitioning.name_of(queue_name, 0)!r}"
+            )
         return target
 
     def _page(self, start: int, end: int, *, oldest_first: bool, payloads: bool) -> list[Job]:
@@ -305,10 +315,11 @@ class QueueDeadLetters:
         else:
             name, found = new_job_id(), self._interrupted(verb, wanted, resume=resume)
             check_resumed(self.name, verb, wanted, resume, found)
-        run = Run(verb, name, wanted)
         if found is not None:
-            return run, found.walk, found.wanted
-        return run, Walk(), self._at_times(wanted)
+            # One that is resumed by its name has filters, though none are given now.
+            said = wanted if wanted.args() else found.wanted
+            return Run(verb, name, said, found.run), found.walk, found.wanted
+        return Run(verb, name, wanted), Walk(), self._at_times(wanted)
 
     def _interrupted(self, verb: str, wanted: Filter, *, resume: bool | str) -> Interrupted | None:
         """The run that is to be resumed, if it is one of this queue."""
@@ -330,18 +341,22 @@ class QueueDeadLetters:
         wanted: Filter,
         replay: ReplayOptions | None = None,
         *,
+        walk: Walk = _FROM_THE_OLDEST,
         on_progress: OnProgress | None = None,
     ) -> dict[str, Group]:
         """Walk through all letters and count those that match, by fingerprint.
 
-        Letters that ``replay`` would leave alone are not counted.
+        Letters that ``replay`` would leave alone are not counted.  A ``walk`` that was interrupted
+        is gone on with: what died after it began is not of its run.
         """
         found: dict[str, Group] = {}
-        walk = Walk()
+        elsewhere: dict[str, Group] = {}
         examined = 0
         while True:
             command = dead_letters.survey_slice(self.keys, walk, wanted, replay)
             result = self._connection.run(command)
+            if has_begun_anew(walk, result):
+                found = dict(elsewhere)
             examined += result.examined
             for fingerprint, group in result.groups.items():
                 found[fingerprint] = group.merged(found.get(fingerprint))
@@ -356,6 +371,8 @@ class QueueDeadLetters:
                 on_progress(examined)
             if result.is_last:
                 return found
+            if result.next:
+                elsewhere = dict(found)
             walk = after(walk, result)
 
     def _would_go(self, job: Job, how: ReplayOptions) -> bool:
@@ -394,35 +411,43 @@ class QueueDeadLetters:
         """
         pace = Pace(rate, walk.done)
         at_once = pace.most_at_once(replaying.REPLAYS_PER_SLICE)
+        asks, seeks = transform is not None, self._seeks_homes(how)
         while True:
             ids = [new_job_id() for _ in range(at_once)]
-            asks = transform is not None
-            command = replaying.replay_slice(self.keys, walk, wanted, ids, how, run=run, asks=asks)
+            command = replaying.replay_slice(
+                self.keys, walk, wanted, ids, how, run=run, asks=asks, seeks_homes=seeks
+            )
             result = self._connection.run(command)
-            extra = 0
-            for letter_id in result.asked:
-                extra += self._replay_asked(letter_id, wanted, how, transform)
-            walk = after(walk, result, taken_apart=extra)
-            tell.slice(walk, result, taken_apart=extra)
-            if result.is_last:
+            fates = {
+                letter_id: self._replay_asked(letter_id, wanted, how, transform)
+                for letter_id in result.asked
+            }
+            sent = {letter_id for letter_id, fate in fates.items() if fate is Fate.SENT}
+            walk = after(walk, result, taken_apart=sent)
+            tell.slice(walk, result, fates.values())
+            if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
             pace.keep(walk.done)
 
     def _replay_asked(
         self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
-    ) -> int:
-        """Replay one letter of a bulk that the script could not decide on; 1 if it was sent."""
+    ) -> Fate:
+        """Replay one letter of a bulk that the script could not decide on."""
         job = self._admitted(letter_id, wanted, payload=True)
         if job is None:
-            return 0
+            return Fate.LEFT
         data = UNCHANGED
         if transform is not None and (meta := job.dead_letter) is not None:
             data = transform(without_metadata(job.data), meta)
         try:
             self._replay_one(letter_id, _repaired(letter_id, data), how)
+        except InvalidGroupStateError:
+            return Fate.HELD_BY_GROUP
+        except TooManyReplaysError:
+            return Fate.HELD
         except (RefusedError, CrossSlotError):
-            return 0  # it stays where it is
-        return 1
+            return Fate.LEFT
+        return Fate.SENT
 
     def _replay_one(self, letter_id: str, repaired: bytes | None, how: ReplayOptions) -> str:
         """Replay one letter, from Toril's notes about it or, if they do not suffice, its data."""
@@ -430,16 +455,47 @@ class QueueDeadLetters:
         if note is not None:
             if how.changes is not None:
                 how.changes.check_lane(letter_id, note.lane)
-            target = how.target or self.keys.sibling(note.source)
+            target = how.target or self._home(letter_id, note.source, how, note.lane)
             contents = None if repaired is None else Contents(text=repaired, is_repaired=True)
             new_id = self._replay_to(target, letter_id, how, contents)
             if new_id is not None:
                 return new_id
-        target, contents = self._taken_apart(letter_id, repaired, how.target)
+        lane = None if note is None else note.lane
+        target, contents = self._taken_apart(letter_id, repaired, how, lane)
         new_id = self._replay_to(target, letter_id, how, contents)
         if new_id is None:  # not to be: what it is given it need not cut out of the letter
             raise dead_letters.not_found(letter_id, self.name)
         return new_id
+
+    def _home(self, letter_id: str, source: str, how: ReplayOptions, lane: str | None) -> Keys:
+        """The queue that a letter goes back to: of one with partitions, that of the job's lane.
+
+        It may be another one than before: since then the queue has grown, or the replay changes
+        the lane.  What belongs to a group goes where its group knows it.
+        """
+        lane = (how.changes and how.changes.job.lane) or lane
+        keys, part = self.keys.sibling(source), partitioning.whole_of(source)
+        if lane is None or part is None:
+            return keys
+        stem, number = part
+        numbers = self._connection.run(partitioning.read(self.keys.sibling(stem)))
+        if number >= numbers.now or (home := partitioning.home_of(lane, numbers.now)) == number:
+            return keys
+        if self._connection.run(dead_letters.is_member(self.keys, letter_id)):
+            return keys
+        return self.keys.sibling(partitioning.name_of(stem, home))
+
+    def _seeks_homes(self, how: ReplayOptions) -> bool:
+        """May a lane of the letters here be in another partition than the one they came from?"""
+        if how.target is not None:
+            return False
+        if how.changes is not None and how.changes.job.lane is not None:
+            return True
+        if (part := partitioning.whole_of(self.name)) is None:
+            return False
+        whole = self.keys.sibling(hash_tag(part[0]) or part[0])
+        numbers = self._connection.run(partitioning.read(whole))
+        return bool(numbers.earlier) or not numbers.now
 
     def _replay_to(
         self, target: Keys, letter_id: str, how: ReplayOptions, contents: Contents | None
@@ -469,17 +525,17 @@ class QueueDeadLetters:
         return self._connection.run(command)
 
     def _taken_apart(
-        self, letter_id: str, repaired: bytes | None, target: Keys | None
+        self, letter_id: str, repaired: bytes | None, how: ReplayOptions, lane: str | None
     ) -> tuple[Keys, Contents]:
         """Where a letter that another program wrote or changed goes, and with what."""
         job = self._connection.run(reading.job(self.keys, letter_id))
         if job is None:
             raise dead_letters.not_found(letter_id, self.name)
         meta = _metadata(job)
-        if meta is None or (target is None and not meta.source_queue):
+        if meta is None or (how.target is None and not meta.source_queue):
             raise dead_letters.source_unknown(letter_id, self.name)
         try:
-            source = target or self.keys.sibling(meta.source_queue)
+            source = how.target or self._home(letter_id, meta.source_queue, how, lane)
         except InvalidNameError as error:
             raise dead_letters.source_unknown(letter_id, self.name) from error
         return source, Contents.of_letter(job, meta, repaired)

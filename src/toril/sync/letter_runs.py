@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from typing import Any, Self
 
 from toril.errors import InvalidOptionError
@@ -78,6 +80,18 @@ class Sums:
         return tell
 
 
+class Fate(Enum):
+    """What has become of a letter that a script left to the client."""
+
+    SENT = auto()
+    HELD = auto()
+    """It came back too often."""
+    HELD_BY_GROUP = auto()
+    """Its group, which is elsewhere, does not take it."""
+    LEFT = auto()
+    """It does not pass the filter, somebody was faster, or it does not say where it came from."""
+
+
 class Told:
     """Tells the ``progress`` callback of a bulk operation how far it has got, slice by slice."""
 
@@ -89,10 +103,11 @@ class Told:
         self._resumed = resumed
         self._examined = self._held = self._grouped = 0
 
-    def slice(self, walk: Walk, result: Slice, *, taken_apart: int = 0) -> None:
+    def slice(self, walk: Walk, result: Slice, asked: Iterable[Fate] = ()) -> None:
+        fates = Counter(asked)
         self._examined += result.examined
-        self._held += result.held
-        self._grouped += result.grouped
+        self._held += result.held + fates[Fate.HELD] + fates[Fate.HELD_BY_GROUP]
+        self._grouped += result.grouped + fates[Fate.HELD_BY_GROUP]
         if self._progress is None:
             return
         _told = self._progress(
@@ -100,7 +115,7 @@ class Told:
                 done=walk.done,
                 examined=self._examined,
                 held=self._held,
-                left=result.length - taken_apart,
+                left=result.length - fates[Fate.SENT],
                 held_by_group=self._grouped,
                 resumed=self._resumed,
                 run=self._run,

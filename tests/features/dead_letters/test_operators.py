@@ -161,3 +161,112 @@ async def test_the_record_of_a_run_expires(side):
     await side.dlq.replay_all_dead_letters(resume=True)
     left = [key async for key in side.client.scan_iter(match=f"{side.prefix}:{DLQ}:toril:*")]
     assert all([await side.client.pttl(key) > 0 for key in left])
+
+
+@pytest.mark.parametrize("verb", ["replay_all_dead_letters", "purge_dead_letters"])
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_a_run_that_was_resumed_and_finished_is_not_resumed_once_more(side, verb, by_name):
+    """It was, for a week, if the rest was one slice: nobody replayed what had died since."""
+    await forge(side.client, side.prefix, DLQ, 200)
+    bulk = getattr(side.dlq, verb)
+    told = []
+
+    def stop_late(now: Any) -> None:
+        told.append(now)
+        if now.done >= 150:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        await bulk(name="charge", on_progress=stop_late)
+    if by_name:
+        assert await bulk(resume=told[0].run) == 200
+    else:
+        assert await bulk(resume=True, name="charge") == 200
+    await side.orders.drain()
+    await side.bury("charge", "charge")
+
+    assert await bulk(resume=True, name="charge") == 2
+
+
+async def test_a_run_that_repaired_letters_to_its_end_is_not_resumed(side):
+    """Its last letters were repaired after the last slice, which stood for an unfinished run."""
+    repair = {"transform": lambda data, letter: {**data, "new": True}}
+    await side.bury("a", "b")
+    assert await side.dlq.replay_all_dead_letters(**repair) == 2
+    await side.orders.drain()
+    await side.bury("c")
+
+    assert await side.dlq.replay_all_dead_letters(resume=True, **repair) == 1
+
+
+async def test_a_purge_that_asked_about_its_last_letters_is_not_resumed(side):
+    """They were written by another program, and none of them was meant."""
+    (letter_id,) = await side.bury("a")
+    await side.client.hdel(f"{side.prefix}:{DLQ}:{letter_id}", "x.letter")
+    assert await side.dlq.purge_dead_letters(failed_reason="account closed") == 0
+    await side.orders.add("b", {"reason": "account closed"})
+    async with side.failing():
+        await side.letters(2)
+
+    assert await side.dlq.purge_dead_letters(resume=True, failed_reason="account closed") == 1
+
+
+async def test_letters_that_others_take_out_hide_none_from_a_repair(side):
+    """It forgot by which letter it knew its place, and passed over as many as were taken out."""
+    await forge(side.client, side.prefix, DLQ, 200, names=("send", "keep"))
+    purged = []
+
+    async def purge(now: Any) -> None:
+        if not purged:
+            purged.append(await side.dlq.purge_dead_letters(name="keep"))
+
+    replayed = await side.dlq.replay_all_dead_letters(
+        name="send", transform=lambda data, letter: data, on_progress=purge
+    )
+
+    assert (purged, replayed) == ([100], 100)
+    assert await side.dlq.get_dead_letter_count() == 0
+
+
+@pytest.mark.parametrize("verb", ["replay_all_dead_letters", "purge_dead_letters"])
+@pytest.mark.parametrize("filters", [{}, {"name": "charge"}])
+async def test_a_dry_run_counts_what_a_resumed_run_does(side, verb, filters):
+    """It counted what had died since, too, and which a resumed run leaves alone."""
+    await forge(side.client, side.prefix, DLQ, 400)
+    bulk = getattr(side.dlq, verb)
+    with pytest.raises(StoppedError):
+        await bulk(on_progress=stop, **filters)
+    left = await side.dlq.get_dead_letter_count()
+    await side.orders.drain()
+    await side.bury("charge", "charge")
+
+    assert await bulk(dry_run=True, **filters) == left + 2
+    assert await bulk(dry_run=True, resume=True, **filters) == left
+    assert await bulk(resume=True, **filters) == 400
+    assert await side.dlq.get_dead_letter_count() == 2
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_letters_are_counted_once_while_another_takes_some_out(side, url, prefix, dry_run):
+    """A count that lost its place began anew, and added to what it had counted."""
+    await forge(side.client, prefix, DLQ, 1800, names=("keep", "gone"))
+    run, looks = side.dlq._connection.run, 0
+
+    async def noting(command: Any) -> Any:
+        nonlocal looks
+        reply = await run(command)
+        looks += command.script is not None and command.script.name == "surveyDeadLetters"
+        if looks == 3:
+            looks += 1
+            async with Queue(DLQ, connection=url, prefix=prefix) as other:
+                await other.purge_dead_letters(name="gone")
+        return reply
+
+    side.dlq._connection.run = noting
+    if dry_run:
+        counted = await side.dlq.replay_all_dead_letters(dry_run=True)
+    else:
+        (group,) = await side.dlq.get_dead_letter_summary()
+        counted = group.count
+
+    assert counted == await side.dlq.get_dead_letter_count() == 900

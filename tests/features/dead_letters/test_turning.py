@@ -13,6 +13,7 @@ import pytest
 
 from tests.features.dead_letters.conftest import DLQ
 from tests.features.dead_letters.forging import forge
+from tests.features.dead_letters.test_keeping import bury
 from tests.helpers import wait_until
 from toril.protocol import dead_letters
 from toril.protocol.dead_letters import Filter, Walk
@@ -298,3 +299,48 @@ async def test_kill_9_during_a_turn(side, url, prefix):
 
     assert await ids_of(side) == [str(n) for n in range(total, 0, -1) if n % 4 != 1]
     assert await side.client.llen(f"{prefix}:orders:wait") == total // 4
+
+
+@pytest.mark.parametrize(("count", "steps"), [(400, 4), (400, 9), (400, 15), (3000, 60)])
+async def test_a_turn_that_was_left_lying_does_not_end_the_retention(side, count, steps):
+    """For a week nothing was removed: the oldest were not where they are looked for."""
+    await many(side, count, ("send", *["keep"] * 19))
+    await Purge(side, run="dead", name="send").steps(steps)
+    await age(side)
+    assert await turning(side) is not None
+    keep = len(await ids_of(side)) - 60
+
+    for _ in range(5):
+        await bury(side, 1, keep)
+
+    ids = await ids_of(side)
+    assert len(ids) == keep
+    assert ids == sorted(ids, key=int, reverse=True)
+    assert await turning(side) is None
+
+
+async def test_a_walk_whose_list_was_partly_brought_home_is_resumed_and_sees_every_letter(side):
+    count = 3000
+    await many(side, count, ("send", *["keep"] * 19))
+    await Purge(side, run="dead", name="send").steps(60)
+    await age(side)
+    await bury(side, 1, 2000)
+    assert (await turning(side))["owner"] == ""
+
+    done = await side.dlq.purge_dead_letters(name="send", resume=True)
+
+    assert not [n for n in map(int, await ids_of(side)) if n % 20 == 1 and n <= count]
+    assert done == count // 20
+
+
+async def test_a_turn_that_is_under_way_is_left_to_its_walk(side):
+    await many(side, 400, ("send", *["keep"] * 19))
+    purge = Purge(side, name="send")
+    await purge.steps(9)
+    before = await turning(side)
+
+    await bury(side, 3, 100)
+
+    assert await turning(side) == before
+    assert await purge.finish() == 20
+    assert await turning(side) is None

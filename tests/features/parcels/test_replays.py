@@ -12,6 +12,7 @@ from tests.helpers import wait_until
 from toril import DeadLetterOptions, Queue
 from toril.errors import DeadLetterNotFoundError, InvalidGroupStateError
 from toril.protocol import replaying
+from toril.protocol.dead_letters import DeadLetterProgress
 
 OWNER = 0
 PLACES = [(2, 1), (2, 0), (2, 2), (0, 1)]
@@ -118,6 +119,10 @@ async def test_a_group_that_is_over_takes_nobody_back(shop, source, place):
             with pytest.raises(InvalidGroupStateError):
                 await letters.replay_dead_letter(letter.id, dry_run=dry_run)
             assert await letters.replay_all_dead_letters(dry_run=dry_run) == 0
+        told: list[DeadLetterProgress] = []
+        await letters.replay_all_dead_letters(on_progress=told.append)
+        count = await letters.get_dead_letter_count()
+        assert (told[-1].held, told[-1].held_by_group, told[-1].left) == (count, count, count)
         assert (await of_job(letters, "undo-b")).id == letter.id
 
         await letters.replay_dead_letter(letter.id, force=True)

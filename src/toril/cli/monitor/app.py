@@ -16,6 +16,7 @@ from textual.widgets import DataTable, Footer, Static, Tab, Tabs
 
 from toril.cli.monitor import rows
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
+from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.rows import Rows
 from toril.cli.monitor.table import Table
 from toril.cli.monitor.watcher import QueueWatch, View, Watcher
@@ -222,11 +223,9 @@ class MonitorApp(App[None]):
             return rows.member_line(self.watcher.details.members)
         if self.view is View.LETTERS:
             letters = self.watcher.letters
-            if letters is not None and not letters.is_complete:
+            if letters is None or not letters.is_complete:
                 return Shown("counting…")
-            if not self._view_table.row_count:
-                return Shown(_NOTHING[self.view])
-            return Shown("r replays, x purges the chosen kind")
+            return Shown(_about(letters, any_counted=bool(self._view_table.row_count)))
         if self.view is View.LANES:
             held = [lane.name for lane in self.watcher.details.lanes if lane.holders]
             return Shown(f"active lanes: {', '.join(held[:20]) or 'none'}")
@@ -366,19 +365,23 @@ class MonitorApp(App[None]):
     def action_purge(self) -> None:
         self._act_on_letters("Purge", _purge)
 
-    def _act_on_letters(self, verb: str, act: Callable[[Queue, str], Awaitable[int]]) -> None:
+    def _act_on_letters(self, verb: str, act: Callable[[Queue, str, int], Awaitable[int]]) -> None:
         survey = self.watcher.letters
         kind = chosen_key(self._view_table) if self.view is View.LETTERS else None
-        if survey is None or not kind or kind not in survey.groups:
+        if survey is None or kind is None or kind not in survey.groups:
             self.tell("Choose a kind of dead letters first: 4, then Tab and ↑ ↓.")
             return
-        count = survey.groups[kind].count
+        group = survey.groups[kind]
 
         async def change(queue: Queue) -> str:
-            return f"{verb}: {counted(await act(queue, kind), 'dead letter')}"
+            # What died after the count is not what was asked about.
+            done = await act(queue, kind, group.last + 1)
+            return f"{verb}: {counted(done, 'dead letter')}"
 
         label = survey.label
-        self._ask(f"{verb} {counted(count, 'dead letter')} of {label!r}?", label, change, kind)
+        self._ask(
+            f"{verb} {counted(group.count, 'dead letter')} of {label!r}?", label, change, kind
+        )
 
     @work(group="change")
     async def _ask(
@@ -403,12 +406,23 @@ class MonitorApp(App[None]):
         self._look_now()
 
 
-async def _replay(queue: Queue, fingerprint: str) -> int:
-    return await queue.replay_all_dead_letters(fingerprint=fingerprint)
+def _about(letters: LetterSurvey, *, any_counted: bool) -> str:
+    """What the view of dead letters does not show."""
+    if not letters.others:
+        return "r replays, x purges the chosen kind" if any_counted else _NOTHING[View.LETTERS]
+    others = counted(letters.others, "other job")
+    look = f"toril dlq summary {letters.label}"
+    if any_counted:
+        return f"r replays, x purges the chosen kind. {others} not counted; {look} looks at all"
+    return f"No dead letters here that a Toril worker wrote, and {others}; {look} looks at these"
 
 
-async def _purge(queue: Queue, fingerprint: str) -> int:
-    return await queue.purge_dead_letters(fingerprint=fingerprint)
+async def _replay(queue: Queue, fingerprint: str, until: int) -> int:
+    return await queue.replay_all_dead_letters(fingerprint=fingerprint, until=until)
+
+
+async def _purge(queue: Queue, fingerprint: str, until: int) -> int:
+    return await queue.purge_dead_letters(fingerprint=fingerprint, until=until)
 
 
 def fill(table: DataTable[object], wanted: Rows) -> None:

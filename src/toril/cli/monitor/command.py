@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from toril.cli.printing import print_json
+from toril.cli.printing import echo, print_json
 from toril.cli.server import Server, complete_queue, with_server
-from toril.cli.values import DURATION, refuse_given
+from toril.cli.values import DURATION, counted, refuse_given
 from toril.client.connection import Connection
 from toril.protocol.command import plain
 
@@ -94,3 +94,6 @@ async def _print_one_look(server: Server, queue_names: tuple[str, ...]) -> None:
             facts["is_beside_partitions"] = True
         looks.append({"queue": watch.name, "total": watch.glance.total, **facts})
     print_json(looks)
+    if watcher.left_out:
+        more = counted(watcher.left_out, "more queue")
+        echo(f"toril: {more} left out; choose with --queue", err=True)

@@ -25,23 +25,33 @@ class LetterSurvey:
         self.groups: dict[str, Group] = {}
         self.is_complete = False
         self._walk = Walk()
+        self.others = 0
+        """Jobs there that no Toril worker buried: only their data tell whether they are letters."""
         self._found: dict[str, Group] = {}
+        self._asked = 0
+        self._elsewhere: tuple[dict[str, Group], int] = ({}, 0)
 
     def next_command(self) -> Command[Slice]:
         return dead_letters.survey_slice(self.queues[self._at], self._walk, Filter())
 
     def note(self, result: Slice) -> None:
         """Take in the answer to the last command."""
+        if dead_letters.has_begun_anew(self._walk, result):
+            self._found, self._asked = dict(self._elsewhere[0]), self._elsewhere[1]
         for fingerprint, group in result.groups.items():
             self._found[fingerprint] = group.merged(self._found.get(fingerprint))
+        self._asked += len(result.asked)
         if not self.is_complete:
             self.groups = dict(self._found)
+        if result.is_done:
+            self._elsewhere = dict(self._found), self._asked
         if result.is_last and self._at + 1 < len(self.queues):
             self._at, self._walk = self._at + 1, Walk()
             return
         if result.is_last:
             self._at = 0
-            self.groups, self.is_complete = self._found, True
-            self._walk, self._found = Walk(), {}
+            self.groups, self.others, self.is_complete = self._found, self._asked, True
+            self._walk, self._found, self._asked = Walk(), {}, 0
+            self._elsewhere = {}, 0
             return
         self._walk = dead_letters.after(self._walk, result)

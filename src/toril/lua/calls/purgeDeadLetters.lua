@@ -9,7 +9,8 @@
             filter {name, failed_reason, fingerprint, source_queue, since, before},
             is_sure bool? (everything here is a dead letter; else only those with a note are removed),
             accepted {id -> true}? (the client has checked these),
-            run str, step int, done int (in earlier slices)
+            run str, resumed str? (the run that it goes on with), step int,
+            done int (in earlier slices)
   Returns   as JSON {is_done, next (the place to continue with), offset, anchor, turn, count, asked,
             examined, length, not_after}
   Emits     cleaned, waiting (of a parent that waited for a removed job)
@@ -36,7 +37,7 @@ function calls.purgeDeadLetters(KEYS, a, ARGV)
     if letters.noteOf(letter) or letter.is_damaged then
       purged[#purged + 1] = letter.key
     else
-      jobs.remove(queue, letter.id) -- not one of ours: it may have a parent, a group, and so on
+      jobs.removeAny(queue, letter.id) -- not one of ours: it may have a parent, a group, and so on
     end
     return "take"
   end

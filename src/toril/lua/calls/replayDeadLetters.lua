@@ -14,20 +14,36 @@
             ids list of str (for the new jobs), prefix str,
             keep_delay bool?, by str?,
             max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
-            of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?, run str, step int, done int (in earlier slices)
+            of each one), seeks_homes bool? (ask about lanes of queues with partitions),
+            changes {opts, delay, run_at, priority, lifo, lane, order_ms}?,
+            run str, resumed str? (the run that it goes on with), step int, done int (in earlier slices)
   Returns   as JSON {is_done, next (the place to continue with), offset, anchor, turn, count, asked,
             held, grouped (those held because of their groups), examined, length, not_after}
   Emits     added, waiting, delayed, removed
-  Keeps     I1, I4
+  Keeps     I1, I4, I11
   Cost      O(examine + behind)
 ]]
+--- Send a letter, if it goes. What it holds must not end the call: those before it are on their way. A
+--- problem of the queue that it goes to is raised before any letter of a slice is sent.
+local function trySend(send, letter, queue, a, is_first)
+  local is_done, answer = pcall(send, letter)
+  if is_done then return answer end
+  local note = letters.noteOf(letter)
+  local source = a.to or note and note.source
+  local target = source and queues.at(a.prefix .. ":" .. source) or queue
+  local is_its_fault, problem = pcall(damage.of, target, answer)
+  if is_its_fault then return "leave" end
+  if not is_first then return "stop" end -- the next slice begins with it
+  error(problem, 0)
+end
+
 function calls.replayDeadLetters(KEYS, a, ARGV)
   local base, wait, paused, prioritized, delayed, meta, events, sweep, latest, turning = unpack(KEYS)
   local queue = queues.at(base)
   local gate = gates.read(queue)
   local now = clock.now()
   local not_after = a.not_after or now
-  local sources, held, used = {}, { replays = 0, group = 0 }, 0
+  local sources, gone, held, used = {}, {}, { replays = 0, group = 0 }, 0
   local hasRoom = letters.byteBudget(a.bytes)
 
   --- The next of the given ids that no job of this queue has; nothing when all are used up.
@@ -39,7 +55,7 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
     return nil
   end
 
-  local function visit(letter)
+  local function send(letter)
     local answer = letters.judge(letter, a.filter, not_after)
     if letter.is_damaged then return "leave" end
     if answer ~= "take" then return answer end
@@ -51,7 +67,8 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
       held[why] = held[why] + 1
       return "leave"
     end
-    if a.asks or replays.isAgainstLane(note, a.changes) or letters.isAway(letter) then return "ask" end
+    if a.asks or a.seeks_homes and replays.mayHaveMoved(note, a.changes) then return "ask" end
+    if replays.isAgainstLane(note, a.changes) or letters.isAway(letter) then return "ask" end
     local free = findFreeId(source)
     if not free or not hasRoom(letter) then return "stop" end
     local new_id = replays.replay(queue, letter.id, a.ids[free],
@@ -59,13 +76,20 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
       sources, now)
     if not new_id then return "ask" end
     used = free
-    journal.emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", letters.isList(a.place) and "waiting" or a.place,
-      "queue", source, "replayedAs", new_id)
+    gone[#gone + 1] = { letter.id, source, new_id }
     return "take"
+  end
+
+  local function visit(letter)
+    return trySend(send, letter, queue, a, used == 0)
   end
 
   return walks.walk(queue, sweep, latest, turning, a, now, visit, function(result)
     replays.wakeSources(sources)
+    for _, one in ipairs(gone) do
+      journal.emitTrimmed(queue, gate, "removed", "jobId", one[1], "prev", letters.isList(a.place) and "waiting" or a.place,
+        "queue", one[2], "replayedAs", one[3])
+    end
     result.held, result.grouped = held.replays + held.group, held.group
     result.not_after = not_after
     if result.count > 0 then

@@ -66,7 +66,7 @@ local function retainLetters(dead_letters, list, length, now)
   local excess = type(keep.count) == "number" and length - keep.count or 0
   local oldest_ms = type(keep.age) == "number" and now - keep.age or nil
   if excess <= 0 and not oldest_ms then return end
-  if redis.call("EXISTS", target.base .. ":toril:turning") == 1 then return end
+  if not turns.isHome(target, target.base .. ":toril:turning", list, now) then return end
   local removed = {}
   for i = 1, #dead_letters.ids + MORE_REMOVED do
     local letter = dead_letters.prefix .. (redis.call("LINDEX", list, -1) or "")

@@ -1,12 +1,20 @@
+local TYPES = { source = "string", why = "string", fp = "string", opts = "string", lane = "string",
+  priority = "number", delay = "number" }
+
 --- What was noted about a dead letter when it was written: { size (of the metadata), source, why, fp,
 --- opts (unless they are the default), key (its idempotency key, if it chose one; false if it never
 --- ran), priority, delay, lane, order_ms (the last four if it has them) }. Nothing if another program
---- wrote it. One without a fingerprint has an empty one, as in its metadata.
+--- wrote it, or changed it so that it is of no use. One without a fingerprint has an empty one, as in its
+--- metadata.
 function letters.readNote(text)
   if not text then return nil end
   local is_read, note = pcall(cjson.decode, text)
   if not (is_read and type(note) == "table" and note.source) then return nil end
-  note.fp = note.fp or ""
+  for name, kind in pairs(TYPES) do
+    if note[name] ~= nil and type(note[name]) ~= kind then return nil end
+  end
+  if note.key and type(note.key) ~= "string" then return nil end
+  note.why, note.fp = note.why or "", note.fp or ""
   return note
 end
 
@@ -91,7 +99,9 @@ end
 --- Does a letter's job belong to a group that it cannot come back to: one that is over, is being undone
 --- or does not wait for it? A group in another slot decides when the letter arrives there.
 function letters.isBarred(membership)
-  return membership and not parcels.isAway(membership) and groups.stateOf(membership) ~= "ACTIVE"
+  if not membership or parcels.isAway(membership) then return false end
+  local is_group, state = pcall(groups.stateOf, membership)
+  return not is_group or state ~= "ACTIVE"
 end
 
 --- Is the group of a letter's job in another slot? The client asks it first.

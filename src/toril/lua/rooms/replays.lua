@@ -72,6 +72,11 @@ function replays.isAgainstLane(note, changes)
     and ((changes.priority or 0) > 0 or changes.lifo == true)
 end
 
+--- May the lane of this job be in another partition than the one that its letter came from?
+function replays.mayHaveMoved(note, changes)
+  return (changes and changes.lane or note.lane) and string.find(note.source, "{.+%-%d+}")
+end
+
 --- A compensation that comes back belongs to its group as before. Its id ends with the number of its
 --- member, like that of every compensation. A member that blocks its group keeps its old id. Returns its
 --- id, and its membership if it has one.

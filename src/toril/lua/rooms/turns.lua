@@ -128,3 +128,19 @@ function turns.goRound(queue, list, turn, seen, turning, a, now)
   end
   return turn, seen.is_end
 end
+
+--- Are the oldest letters at the tail of this list? Not while a walk turns it; of a turn that nobody goes
+--- on with, each call brings a part home. Whoever resumes its walk begins anew: the owner is gone.
+function turns.isHome(queue, turning, list, now)
+  local turn = decodeTurn(turning)
+  if not turn then return true end
+  if now - (turn.at or now) < TURN_IS_STALE_MS then return false end
+  turn.fence_ids = turn.fence
+  if bringHome(queue, list, turn, { left = 0 }) then
+    redis.call("DEL", turning)
+    return true
+  end
+  redis.call("SET", turning, cjson.encode({ owner = "", list = turn.list, at = turn.at, pivot = turn.pivot,
+    fence = turn.fence_ids, home = turn.home, left = turn.left, returned = turn.returned }), "KEEPTTL")
+  return false
+end

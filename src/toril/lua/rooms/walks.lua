@@ -23,7 +23,8 @@ local function examineLetters(queue, a, fence, visit)
   local ids = letters.idsFrom(queue, a.place, offset, a.examine)
   local taken_ids = {}
   local seen = { taken = {}, asked = {}, examined = 0, again = a.offset - offset, left = offset,
-    anchor = a.anchor, is_end = #ids < a.examine }
+    anchor = a.anchor, kept = offset > 0 and a.anchor or "", asked_before = 0,
+    is_end = #ids < a.examine }
   for _, id in ipairs(ids) do
     if fence[id] then
       seen.is_end = true
@@ -40,7 +41,11 @@ local function examineLetters(queue, a, fence, visit)
       seen.taken[n], taken_ids[n] = -(offset + seen.examined), id
     else
       seen.left, seen.anchor = seen.left + 1, id
-      if answer == "ask" then seen.asked[#seen.asked + 1] = id end
+      if answer == "ask" then
+        seen.asked[#seen.asked + 1] = id
+      else
+        seen.kept, seen.asked_before = id, #seen.asked
+      end
     end
   end
   if letters.isList(a.place) then
@@ -58,7 +63,8 @@ local function rememberSlice(sweep, latest, a, result, reply)
     "reply", reply, "filter", cjson.encode(a.filter))
   if result.is_done and not result.next and not result.asked then
     redis.call("PEXPIRE", sweep, 60000)
-    if redis.call("GET", latest) == a.run then redis.call("DEL", latest) end
+    local named = redis.call("GET", latest)
+    if named == a.run or named == a.resumed then redis.call("DEL", latest) end
     return
   end
   redis.call("PEXPIRE", sweep, 604800000)
@@ -96,8 +102,8 @@ function walks.walk(queue, sweep, latest, turning, a, now, visit, finish)
 
   local result = { is_done = is_done, next = is_done and letters.nextPlace(queue, a.place) or nil,
     offset = seen.left, anchor = seen.anchor or "", count = #seen.taken,
-    asked = #seen.asked > 0 and seen.asked or nil, examined = seen.examined,
-    length = letters.count(queue), turn = turn and turn.owner or "" }
+    asked = #seen.asked > 0 and seen.asked or nil, kept = seen.kept, asked_before = seen.asked_before,
+    examined = seen.examined, length = letters.count(queue), turn = turn and turn.owner or "" }
   finish(result)
   local reply = cjson.encode(result)
   rememberSlice(sweep, latest, a, result, reply)
