@@ -424,6 +424,105 @@ async def test_threads_that_are_stuck_do_not_pile_up(
     assert sorted(begun) == sorted(job.id for job in jobs)
 
 
+def impatient(has_begun):
+    """Middleware that gives up jobs called "stuck", as one with a time limit of its own does."""
+
+    def wrap(handler):
+        async def call(job):
+            if job.name != "stuck":
+                return await handler(job)
+            running = asyncio.create_task(handler(job))
+            await asyncio.wait([running], timeout=0.1)
+            await wait_until(has_begun.is_set)
+            running.cancel()
+            await asyncio.wait([running])
+            raise TimeoutError("it took too long")
+
+        return call
+
+    return wrap
+
+
+async def test_a_function_that_middleware_gave_up_holds_up_no_other(queue, start_worker, inside):
+    """Regression: it kept the thread of the next job, which waited for it as long as it ran."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def handler(job):
+        if job.name == "stuck":
+            has_begun.set()
+            may_end.wait(600)
+
+    stuck = await queue.add("stuck")
+    worker = await start_worker(handler, middleware=[impatient(has_begun)])
+    try:
+        await inside.until_finished(1)
+        assert worker.abandoned_threads == 1
+        quick = await queue.add("quick")
+        await inside.until_finished(2)
+
+        assert await inside.ids("failed") == [stuck.id]
+        assert await inside.ids("completed") == [quick.id]
+    finally:
+        may_end.set()
+    await wait_until(lambda: worker.abandoned_threads == 0)
+
+
+async def test_a_function_that_was_given_up_before_it_began_never_begins(
+    queue, start_worker, inside
+):
+    """Regression: it began when a thread was free again, although its job had failed for good."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    runs: list[str] = []
+
+    def handler(job):
+        runs.append(job.id)
+        if job.name == "stuck":
+            has_begun.set()
+            may_end.wait(600)
+
+    stuck = await queue.add("stuck", attempts=5)
+    await start_worker(handler, middleware=[impatient(has_begun)])
+    try:
+        await inside.until_finished(1)
+    finally:
+        may_end.set()
+    await queue.add_bulk([NewJob("quick") for _ in range(5)])
+    await inside.until_finished(6)
+
+    # One thread, and one more for the function that was given up first.
+    assert runs.count(stuck.id) <= 2
+    assert len(runs) - runs.count(stuck.id) == 5
+
+
+async def test_a_cancelled_function_whose_job_is_lost_holds_up_no_other(
+    queue, start_worker, inside
+):
+    """Regression: the slot was free again, and its thread was not."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def handler(job):
+        if job.name == "stuck":
+            has_begun.set()
+            may_end.wait(600)
+
+    stuck = await queue.add("stuck")
+    worker = await start_worker(handler, lock_duration=1000)
+    try:
+        await wait_until(has_begun.is_set)
+        (job,) = worker.current_jobs
+        await queue.cancel(stuck.id)
+        await wait_until(lambda: job.is_stopping)
+        await inside.client.delete(f"{inside.base}:{stuck.id}:lock")
+        await wait_until(lambda: not worker.is_processing)
+        quick = await queue.add("quick")
+        await inside.until_finished(1)
+
+        assert await inside.ids("completed") == [quick.id]
+        assert worker.abandoned_threads == 1
+    finally:
+        may_end.set()
+
+
 async def test_a_worker_closes_although_a_thread_is_stuck(
     queue, start_worker, inside, short_patience
 ):
