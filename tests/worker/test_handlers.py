@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests import counting
-from tests.helpers import PATIENCE_S, wait_until
+from tests.helpers import PATIENCE_S, not_run, wait_until
 from tests.worker.conftest import Inside, StartWorker
 from toril import NewJob, Router, UnrecoverableError
 from toril.errors import DelayedError, InvalidOptionError, LockLostError, RateLimitError
@@ -694,3 +694,55 @@ async def test_an_outcome_that_cannot_be_written_down_fails_its_own_job_alone(
 
     assert await inside.ids("failed") == [jobs[1].id]
     assert set(await inside.ids("completed")) == {jobs[0].id, jobs[2].id}
+
+
+@pytest.fixture
+async def eager_loop():
+    """A loop that runs each task until its first await when it is created."""
+    if not hasattr(asyncio, "eager_task_factory"):
+        not_run("a loop starts its tasks at once from Python 3.12 on")
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)
+    yield
+    loop.set_task_factory(None)
+
+
+async def test_a_job_that_ends_as_it_is_started_is_not_taken_for_a_running_one(
+    eager_loop, queue, start_worker, inside
+):
+    """Regression: all such jobs were kept, and one that was tried again was told to be lost."""
+    lost = []
+
+    async def handler(job):
+        if job.attempts_started == 1:
+            raise ValueError("not yet")
+
+    worker = await start_worker(handler)
+    worker.on("lost", lambda job, error: lost.append(job.id))
+    job = await queue.add("x", attempts=2)
+    await inside.until_finished(1)
+
+    assert await inside.ids("completed") == [job.id]
+    assert (lost, worker.current_jobs, worker.is_processing) == ([], [], False)
+
+
+@pytest.mark.parametrize("who", ["handler", "callback"])
+async def test_who_is_started_at_once_may_close_the_worker(
+    who, eager_loop, queue, start_worker, inside
+):
+    """Regression: nobody knew yet for whom it was called, so it waited for its own end."""
+
+    async def handler(job):
+        if who == "handler":
+            await worker.close()
+
+    async def callback(job, value):
+        await worker.close()
+
+    worker = await start_worker(handler)
+    if who == "callback":
+        worker.on("completed", callback)
+    job = await queue.add("x")
+    await wait_until(lambda: not worker.is_running, 20)
+
+    assert await inside.ids("completed") == [job.id]
