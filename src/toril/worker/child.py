@@ -248,6 +248,8 @@ class Child:
         answer = self._asked.pop(message["number"])
         if "type" in message:
             answer.set_exception(revive(message))
+        elif "text" in message:
+            answer.set_result(codec.decode(message["text"]))
         else:
             answer.set_result(message["value"])
 
