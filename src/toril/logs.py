@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
+from functools import partial
 from typing import Any
 
 from toril.protocol.visible_text import visible, visible_lines
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger ``name``, whose records cannot carry anything that a terminal would obey."""
+    """The logger ``name``, whose records cannot carry anything that a terminal would obey.
+
+    What a program's own filters and handlers raise does not reach whoever logs: a line that is lost
+    must not cost a job its outcome, or its lock.
+    """
     logger = logging.getLogger(name)  # noqa: TID251 (here it is made safe)
     logger.addFilter(_make_visible)
+    logger._log = partial(_log_safely, logger)  # type: ignore[method-assign]
     return logger
+
+
+def _log_safely(logger: logging.Logger, *args: Any, **options: Any) -> None:
+    options["stacklevel"] = options.get("stacklevel", 1) + 1  # the record names our caller
+    try:
+        type(logger)._log(logger, *args, **options)
+    except Exception:  # noqa: BLE001 (the user's code)
+        if logging.raiseExceptions and sys.stderr is not None:
+            traceback.print_exc()
 
 
 def warn_once(message: str, *args: str) -> None:

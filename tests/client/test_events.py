@@ -10,8 +10,9 @@ import pytest
 
 import toril.sync
 from tests.helpers import let_pass, until_blocked, wait_until
-from toril import Queue, QueueEvents, Worker
-from toril.errors import InvalidOptionError, ServerRefusalError
+from toril import ManualWorker, Queue, QueueEvents, Worker
+from toril.client.background import Background
+from toril.errors import InvalidOptionError, ServerRefusalError, WaitTimeoutError
 
 MakeEvents = Callable[..., QueueEvents]
 
@@ -144,6 +145,54 @@ async def test_a_callback_that_awaits_what_was_cancelled_hurts_nobody(kind, queu
         await queue.add("x")
 
         await wait_until(lambda: called == ["added", "waiting"])
+
+
+async def test_who_closes_and_is_cancelled_meanwhile_hears_of_it(queue, make_events):
+    """Regression: it was taken for the end of the listener, so the caller went on."""
+    has_begun, is_told, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def lingering(event) -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_told.set()
+            await may_end.wait()
+
+    async with make_events() as events:
+        events.on("added", lingering)
+        await queue.add("x")
+        await has_begun.wait()
+        closing = asyncio.create_task(events.close())
+        await is_told.wait()
+        closing.cancel()
+        await asyncio.wait([closing], timeout=60)
+
+        assert closing.cancelled()
+        assert events._connection.is_closed
+        may_end.set()
+
+
+@pytest.mark.parametrize("kind", [Queue, ManualWorker])
+async def test_who_is_cancelled_while_a_listener_ends_leaves_no_connection(
+    kind, url, prefix, monkeypatch
+):
+    async def be_cancelled(background) -> None:
+        raise asyncio.CancelledError
+
+    closed = kind("q", connection=url, prefix=prefix)
+    if kind is Queue:
+        await closed.add("x", job_id="job")
+        with pytest.raises(WaitTimeoutError):
+            await closed.wait_for("job", timeout=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Background, "stop", be_cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await closed.close()
+
+    assert closed._connection.is_closed
+    for listening in closed._listenings.values() if kind is Queue else ():
+        await listening.close()
 
 
 async def test_callbacks_and_iteration_each_hear_everything(queue, make_events):

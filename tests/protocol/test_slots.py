@@ -46,6 +46,16 @@ def test_nodes_that_were_known_are_asked_again():
     assert slots.nodes() == [TWO, ONE]
 
 
+def test_a_node_that_is_in_doubt_is_asked_last():
+    slots = SlotMap([ONE])
+    slots.learn([[0, 99, ["10.0.0.1", 7000]], [100, 199, ["10.0.0.2", 7001]]], ONE)
+    slots.forget(ONE)
+
+    assert slots.nodes() == [TWO, ONE]
+    slots.forget(("10.0.0.3", 7002))
+    assert slots.nodes() == [TWO, ONE]
+
+
 def test_the_slot_of_a_command():
     keys = Keys("bull", "{q}")
 

@@ -110,6 +110,18 @@ def fail(job: Any) -> None:
             raise GeneratorExit
 
 
+@router.on("collect")
+def collect(job: Any) -> list[Any]:
+    dependencies = job.dependencies()
+    return [*job.children_values().values(), *dependencies.processed.values()]
+
+
+@router.on("collect async")
+async def collect_async(job: Any) -> list[Any]:
+    dependencies = await job.dependencies()
+    return [*(await job.children_values()).values(), *dependencies.processed.values()]
+
+
 @router.on("not json")
 def not_json(job: Any) -> object:
     return object()

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from toril import Router
+from toril.worker import child
 
 router = Router()
 visitor: ContextVar[str] = ContextVar("visitor")
@@ -42,6 +43,28 @@ def leave_a_thread(job: Any) -> int:
                 kept.append(error)
 
     threading.Thread(target=write, daemon=True).start()
+    return os.getpid()
+
+
+@router.on("leave a thread that stays")
+def leave_a_thread_that_stays(job: Any) -> int:
+    """Python waits for it at the end of the process."""
+    child._LONGEST_GOODBYE_S = 0.1
+    threading.Thread(target=threading.Event().wait).start()
+    return os.getpid()
+
+
+@router.on("leave a task that stays")
+async def leave_a_task_that_stays(job: Any) -> int:
+    """The loop waits for it at the end of the process."""
+    child._LONGEST_GOODBYE_S = 0.1
+
+    async def stay() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(600)
+
+    kept.append(asyncio.create_task(stay()))
     return os.getpid()
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests import counting
-from tests.helpers import PATIENCE_S, wait_until
+from tests.helpers import PATIENCE_S, not_run, wait_until
 from tests.worker.conftest import Inside, StartWorker
 from toril import NewJob, Router, UnrecoverableError
 from toril.errors import DelayedError, InvalidOptionError, LockLostError, RateLimitError
@@ -424,6 +424,105 @@ async def test_threads_that_are_stuck_do_not_pile_up(
     assert sorted(begun) == sorted(job.id for job in jobs)
 
 
+def impatient(has_begun):
+    """Middleware that gives up jobs called "stuck", as one with a time limit of its own does."""
+
+    def wrap(handler):
+        async def call(job):
+            if job.name != "stuck":
+                return await handler(job)
+            running = asyncio.create_task(handler(job))
+            await asyncio.wait([running], timeout=0.1)
+            await wait_until(has_begun.is_set)
+            running.cancel()
+            await asyncio.wait([running])
+            raise TimeoutError("it took too long")
+
+        return call
+
+    return wrap
+
+
+async def test_a_function_that_middleware_gave_up_holds_up_no_other(queue, start_worker, inside):
+    """Regression: it kept the thread of the next job, which waited for it as long as it ran."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def handler(job):
+        if job.name == "stuck":
+            has_begun.set()
+            may_end.wait(600)
+
+    stuck = await queue.add("stuck")
+    worker = await start_worker(handler, middleware=[impatient(has_begun)])
+    try:
+        await inside.until_finished(1)
+        assert worker.abandoned_threads == 1
+        quick = await queue.add("quick")
+        await inside.until_finished(2)
+
+        assert await inside.ids("failed") == [stuck.id]
+        assert await inside.ids("completed") == [quick.id]
+    finally:
+        may_end.set()
+    await wait_until(lambda: worker.abandoned_threads == 0)
+
+
+async def test_a_function_that_was_given_up_before_it_began_never_begins(
+    queue, start_worker, inside
+):
+    """Regression: it began when a thread was free again, although its job had failed for good."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    runs: list[str] = []
+
+    def handler(job):
+        runs.append(job.id)
+        if job.name == "stuck":
+            has_begun.set()
+            may_end.wait(600)
+
+    stuck = await queue.add("stuck", attempts=5)
+    await start_worker(handler, middleware=[impatient(has_begun)])
+    try:
+        await inside.until_finished(1)
+    finally:
+        may_end.set()
+    await queue.add_bulk([NewJob("quick") for _ in range(5)])
+    await inside.until_finished(6)
+
+    # One thread, and one more for the function that was given up first.
+    assert runs.count(stuck.id) <= 2
+    assert len(runs) - runs.count(stuck.id) == 5
+
+
+async def test_a_cancelled_function_whose_job_is_lost_holds_up_no_other(
+    queue, start_worker, inside
+):
+    """Regression: the slot was free again, and its thread was not."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def handler(job):
+        if job.name == "stuck":
+            has_begun.set()
+            may_end.wait(600)
+
+    stuck = await queue.add("stuck")
+    worker = await start_worker(handler, lock_duration=1000)
+    try:
+        await wait_until(has_begun.is_set)
+        (job,) = worker.current_jobs
+        await queue.cancel(stuck.id)
+        await wait_until(lambda: job.is_stopping)
+        await inside.client.delete(f"{inside.base}:{stuck.id}:lock")
+        await wait_until(lambda: not worker.is_processing)
+        quick = await queue.add("quick")
+        await inside.until_finished(1)
+
+        assert await inside.ids("completed") == [quick.id]
+        assert worker.abandoned_threads == 1
+    finally:
+        may_end.set()
+
+
 async def test_a_worker_closes_although_a_thread_is_stuck(
     queue, start_worker, inside, short_patience
 ):
@@ -595,3 +694,55 @@ async def test_an_outcome_that_cannot_be_written_down_fails_its_own_job_alone(
 
     assert await inside.ids("failed") == [jobs[1].id]
     assert set(await inside.ids("completed")) == {jobs[0].id, jobs[2].id}
+
+
+@pytest.fixture
+async def eager_loop():
+    """A loop that runs each task until its first await when it is created."""
+    if not hasattr(asyncio, "eager_task_factory"):
+        not_run("a loop starts its tasks at once from Python 3.12 on")
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)
+    yield
+    loop.set_task_factory(None)
+
+
+async def test_a_job_that_ends_as_it_is_started_is_not_taken_for_a_running_one(
+    eager_loop, queue, start_worker, inside
+):
+    """Regression: all such jobs were kept, and one that was tried again was told to be lost."""
+    lost = []
+
+    async def handler(job):
+        if job.attempts_started == 1:
+            raise ValueError("not yet")
+
+    worker = await start_worker(handler)
+    worker.on("lost", lambda job, error: lost.append(job.id))
+    job = await queue.add("x", attempts=2)
+    await inside.until_finished(1)
+
+    assert await inside.ids("completed") == [job.id]
+    assert (lost, worker.current_jobs, worker.is_processing) == ([], [], False)
+
+
+@pytest.mark.parametrize("who", ["handler", "callback"])
+async def test_who_is_started_at_once_may_close_the_worker(
+    who, eager_loop, queue, start_worker, inside
+):
+    """Regression: nobody knew yet for whom it was called, so it waited for its own end."""
+
+    async def handler(job):
+        if who == "handler":
+            await worker.close()
+
+    async def callback(job, value):
+        await worker.close()
+
+    worker = await start_worker(handler)
+    if who == "callback":
+        worker.on("completed", callback)
+    job = await queue.add("x")
+    await wait_until(lambda: not worker.is_running, 20)
+
+    assert await inside.ids("completed") == [job.id]

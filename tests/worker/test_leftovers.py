@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -138,6 +140,41 @@ async def test_a_process_that_dies_is_missed_although_its_offspring_lives(
     await inside.until_finished(1, 30)
 
     assert "was killed by SIGKILL" in (await inside.job(job.id))["failedReason"]
+
+
+PROGRAM = """
+import toril
+from tests.worker import leftovers
+
+if __name__ == "__main__":
+    toril.run(toril.Worker("q", leftovers.router, connection={url!r}, prefix={prefix!r},
+                           executor="process"))
+"""
+
+
+@pytest.mark.parametrize("what", ["thread", "task"])
+async def test_what_a_handler_left_keeps_no_process_whose_parent_was_killed(
+    what, queue, inside, tmp_path, url, prefix
+):
+    """Regression: it stayed for ever, with all its memory."""
+    job = await queue.add(f"leave a {what} that stays")
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.format(url=url, prefix=prefix))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = subprocess.Popen([sys.executable, str(script)], env=environment)
+    try:
+        await inside.until_finished(1)
+        pid = await returned(inside, job.id)
+        assert is_alive(pid)
+    finally:
+        program.send_signal(signal.SIGKILL)
+        program.wait(60)
+
+    try:
+        await wait_until(lambda: not is_alive(pid))
+    finally:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_process_ends_with_its_parent_though_its_job_came_while_the_one_before_was_reported(

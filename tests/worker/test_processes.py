@@ -14,7 +14,7 @@ import pytest
 from tests.helpers import name_of, wait_until
 from tests.worker import jobs
 from tests.worker.conftest import Inside
-from toril import Router, Worker
+from toril import FlowJob, FlowProducer, Router, Worker
 from toril.errors import InvalidOptionError
 
 
@@ -117,6 +117,23 @@ async def test_signals_travel_too(queue, start_worker, inside):
 
     stored = await inside.job(job.id)
     assert (stored["ats"], stored["atm"], stored["returnvalue"]) == ("2", "1", "null")
+
+
+@pytest.mark.parametrize("value", [2**70, "half a pair: \ud83d", [1, None]], ids=ascii)
+@pytest.mark.parametrize("name", ["collect", "collect async"])
+async def test_whatever_a_child_returned_reaches_its_parent_in_a_process(
+    name, value, queue, start_worker, inside, url, prefix
+):
+    """Regression: what MessagePack cannot carry failed each attempt and killed the process."""
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        tree = FlowJob(name, queue_name="q", children=[FlowJob("child", queue_name="children")])
+        parent = (await flow.add(tree)).job
+    async with Worker("children", lambda job: value, connection=url, prefix=prefix):
+        await start_worker(jobs.router, executor="process")
+        await inside.until_finished(1)
+
+    assert await inside.ids("completed") == [parent.id]
+    assert await returned(inside, parent.id) == [value, value]
 
 
 async def test_what_is_no_json_and_unknown_names_fail_that_job(queue, start_worker, inside):

@@ -41,16 +41,18 @@ class Background:
     async def stop(self) -> None:
         """Stop the work wherever it is, and close the connection it uses."""
         task = self._task
-        if task is None or task is asyncio.current_task():
-            pass
-        elif task.get_loop() is asyncio.get_running_loop():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        else:
-            with contextlib.suppress(RuntimeError):  # its loop is closed, and it ended with it
-                task.get_loop().call_soon_threadsafe(task.cancel)
-        await self._connection.close()
+        try:
+            if task is None or task is asyncio.current_task():
+                pass
+            elif task.get_loop() is asyncio.get_running_loop():
+                task.cancel()
+                # Whoever awaited the task could not tell its end from a cancellation of the caller.
+                await asyncio.wait([task])
+            else:
+                with contextlib.suppress(RuntimeError):  # its loop is closed, and it ended with it
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+        finally:
+            await self._connection.close()
 
     async def _run(self) -> None:
         try:

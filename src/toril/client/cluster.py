@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toril.client.sockets import (
-    LINE_TROUBLES,
+    NODE_TROUBLES,
     REPLY_TIMEOUT_S,
     TROUBLES,
     AskError,
@@ -27,7 +27,8 @@ class ClusterTransport:
 
     A node that no longer serves a slot says which node does (MOVED), or which soon will (ASK); it
     has not run the command, which is then sent there.  While a slot moves, a script is refused
-    (TRYAGAIN) until all its keys are in one place.
+    (TRYAGAIN) until all its keys are in one place.  A node that is cut off from the others
+    (CLUSTERDOWN) does not know who serves its slots by now, so the others are asked.
     """
 
     is_cluster = True
@@ -63,8 +64,8 @@ class ClusterTransport:
             except AskError as error:
                 node = (error.host or node[0], error.port)
                 is_asking = True
-            except LINE_TROUBLES:
-                self._slots.forget()
+            except NODE_TROUBLES:
+                self._slots.forget(node)
                 raise
             sending.was_sent = False
         raise LineError(f"{self._label} redirects slot {slot} in circles")
@@ -105,8 +106,8 @@ class ClusterTransport:
             if isinstance(answer, AskError):
                 sendings[index].was_sent = False
                 answers[index] = await self._answer(sendings[index], timeout_s)
-            elif isinstance(answer, LINE_TROUBLES):
-                self._slots.forget()
+            elif isinstance(answer, NODE_TROUBLES):
+                self._slots.forget(nodes[index])
         return answers
 
     async def _answer(self, sending: Sending, timeout_s: float) -> Any:

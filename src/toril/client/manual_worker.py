@@ -426,9 +426,11 @@ class ManualWorker:
                 error,
             )
         finally:
-            await self._renewing.stop()
-            await self._blocking.close()
-            await self._connection.close()
+            try:
+                await self._renewing.stop()
+            finally:
+                await self._blocking.close()
+                await self._connection.close()
 
 
 def _own_connection(target: Target) -> Connection:

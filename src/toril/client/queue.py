@@ -149,9 +149,11 @@ class Queue(
     async def close(self) -> None:
         """Finish pending adds and close the connection."""
         await self.adder.close()
-        await self._close_listening()
-        if self._owns_connection:
-            await self._connection.close()
+        try:
+            await self._close_listening()
+        finally:
+            if self._owns_connection:
+                await self._connection.close()
 
     @by_hand
     async def add(

@@ -31,6 +31,7 @@ from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnec
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
+    ClusterDownError,
     InvalidResponse,
     MovedError,
     ReadOnlyError,
@@ -59,6 +60,8 @@ except ImportError:  # Windows
 
 TROUBLES = (RedisError, OSError)
 LINE_TROUBLES = (LineError, LateError, OSError)
+NODE_TROUBLES = (*LINE_TROUBLES, ClusterDownError)
+"""What a node of a cluster meets or says when another one may serve its slots by now."""
 REPLY_TIMEOUT_S = 5.0
 _LISTEN_AGAIN_S = 1.0
 _LONGEST_SILENCE_S = 5.0
@@ -299,6 +302,7 @@ async def _news(where: Address, host: str, port: int) -> AsyncIterator[Node | To
 __all__ = [
     "LARGE",
     "LINE_TROUBLES",
+    "NODE_TROUBLES",
     "NOT_YET",
     "REPLY_TIMEOUT_S",
     "TROUBLES",

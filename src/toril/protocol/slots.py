@@ -73,9 +73,12 @@ class SlotMap:
         node = self._moved[number] = _address(host, port, told_by)
         return node
 
-    def forget(self) -> None:
-        """Somebody does not answer: the slots may be served by others now."""
-        self._seeds = self.nodes()
+    def forget(self, doubtful: Node | None = None) -> None:
+        """A node does not answer or is cut off: its slots may be served by others now.
+
+        It is asked last: one that is cut off from the others would say that it serves them.
+        """
+        self._seeds = sorted(self.nodes(), key=lambda node: node == doubtful)
         self._ranges = []
         self._moved.clear()
 

@@ -10,7 +10,7 @@ from toril.errors import ServerUnavailableError
 from toril.protocol.sending import Sending
 from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_of
 from toril.sync.sockets import (
-    LINE_TROUBLES,
+    NODE_TROUBLES,
     REPLY_TIMEOUT_S,
     TROUBLES,
     AskError,
@@ -27,7 +27,8 @@ class ClusterTransport:
 
     A node that no longer serves a slot says which node does (MOVED), or which soon will (ASK); it
     has not run the command, which is then sent there.  While a slot moves, a script is refused
-    (TRYAGAIN) until all its keys are in one place.
+    (TRYAGAIN) until all its keys are in one place.  A node that is cut off from the others
+    (CLUSTERDOWN) does not know who serves its slots by now, so the others are asked.
     """
 
     is_cluster = True
@@ -62,8 +63,8 @@ class ClusterTransport:
             except AskError as error:
                 node = (error.host or node[0], error.port)
                 is_asking = True
-            except LINE_TROUBLES:
-                self._slots.forget()
+            except NODE_TROUBLES:
+                self._slots.forget(node)
                 raise
             sending.was_sent = False
         raise LineError(f"{self._label} redirects slot {slot} in circles")
@@ -90,8 +91,8 @@ class ClusterTransport:
             if isinstance(answer, AskError):
                 sendings[index].was_sent = False
                 answers[index] = self._answer(sendings[index], timeout_s)
-            elif isinstance(answer, LINE_TROUBLES):
-                self._slots.forget()
+            elif isinstance(answer, NODE_TROUBLES):
+                self._slots.forget(nodes[index])
         return answers
 
     def _answer(self, sending: Sending, timeout_s: float) -> Any:

@@ -425,9 +425,11 @@ class ManualWorker:
                 error,
             )
         finally:
-            self._renewing.stop()
-            self._blocking.close()
-            self._connection.close()
+            try:
+                self._renewing.stop()
+            finally:
+                self._blocking.close()
+                self._connection.close()
 
 
 def _own_connection(target: Target) -> Connection:

@@ -150,9 +150,11 @@ class Queue(
     def close(self) -> None:
         """Finish pending adds and close the connection."""
         self.adder.close()
-        self._close_listening()
-        if self._owns_connection:
-            self._connection.close()
+        try:
+            self._close_listening()
+        finally:
+            if self._owns_connection:
+                self._connection.close()
 
     @by_hand
     def add(

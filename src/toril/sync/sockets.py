@@ -31,6 +31,7 @@ from redis.connection import (
 )
 from redis.exceptions import (
     AskError,
+    ClusterDownError,
     InvalidResponse,
     MovedError,
     ReadOnlyError,
@@ -60,6 +61,8 @@ except ImportError:  # Windows
 
 TROUBLES = (RedisError, OSError)
 LINE_TROUBLES = (LineError, LateError, OSError)
+NODE_TROUBLES = (*LINE_TROUBLES, ClusterDownError)
+"""What a node of a cluster meets or says when another one may serve its slots by now."""
 REPLY_TIMEOUT_S = 5.0
 _LISTEN_AGAIN_S = 1.0
 _LONGEST_SILENCE_S = 5.0
@@ -298,6 +301,7 @@ def _news(where: Address, host: str, port: int) -> Iterator[Node | Told]:
 __all__ = [
     "LARGE",
     "LINE_TROUBLES",
+    "NODE_TROUBLES",
     "NOT_YET",
     "REPLY_TIMEOUT_S",
     "TROUBLES",

@@ -33,6 +33,7 @@ from toril.protocol.job import StoredJob, fence_of, warn_of_progress
 from toril.worker.handlers import Handler, Router, is_async, wrap
 from toril.worker.remote_error import describe, revive
 
+_LONGEST_GOODBYE_S = 10.0
 LENGTH = struct.Struct("!I")
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
@@ -73,6 +74,7 @@ def main(descriptor: int) -> None:
             return
         pipe.send({"kind": "ready"})
         child.run()
+        _end_soon()
         if lifespan is not None:
             runner.run(lifespan.__aexit__(None, None, None), context=child.context)
 
@@ -85,6 +87,17 @@ def _be_deaf() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)  # nor does a C library notice anything
+
+
+def _end_soon() -> None:
+    """The parent is gone: whatever a handler left behind, this process is gone soon too.
+
+    Python waits at its end for threads that are no daemons and for tasks that ignore that they are
+    cancelled, and nobody is left to kill it.
+    """
+    last_resort = threading.Timer(_LONGEST_GOODBYE_S, os._exit, [0])
+    last_resort.daemon = True
+    last_resort.start()
 
 
 def _become_ordinary(pipe: Pipe) -> None:
@@ -237,6 +250,8 @@ class Child:
         answer = self._asked.pop(message["number"])
         if "type" in message:
             answer.set_exception(revive(message))
+        elif "text" in message:
+            answer.set_result(codec.decode(message["text"]))
         else:
             answer.set_result(message["value"])
 

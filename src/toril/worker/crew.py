@@ -80,7 +80,7 @@ class Crew:
         self._emitter = emitter
         self._burial = burial
         self._has_hook = burial is not None and burial.hook is not None
-        self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
+        self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None] | None]] = {}
         self._cancelled_early: dict[str, tuple[str, str]] = {}
         self._failures = FailureLog()
 
@@ -108,8 +108,11 @@ class Crew:
     def start_job(self, job: ActiveJob, received: Confirmation) -> None:
         """Run a job that was just taken; its outcome goes into the outbox."""
         self._hold(job)
+        # Before its task: a loop may run a task at once, which may look for the job, or even end.
+        self._jobs[job.id] = (job, None)
         task = asyncio.get_running_loop().create_task(self._attempt(job, received))
-        self._jobs[job.id] = (job, task)
+        if not job.is_settled:
+            self._jobs[job.id] = (job, task)
         if self._emitter.has("active"):
             self._emitter.emit("active", job)
         if self._cancelled_early:
@@ -147,12 +150,12 @@ class Crew:
     async def finish(self) -> None:
         """Wait until all running jobs have ended."""
         # A task that is done but still here raised what ends loops: `release` hands its job back.
-        while running := [task for _, task in self._jobs.values() if not task.done()]:
+        while running := [task for _, task in self._jobs.values() if task and not task.done()]:
             await asyncio.wait(running)
 
     async def release(self) -> None:
         """Stop the jobs that still run and hand them back for other workers."""
-        left = [(job, task) for job, task in self._jobs.values() if not task.done()]
+        left = [(job, task) for job, task in self._jobs.values() if task and not task.done()]
         for job, task in left:
             job.is_released = True
             _stop(job, task)

@@ -53,7 +53,7 @@ class Emitter:
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callback]] = {}
-        self._running: dict[object, asyncio.Task[Any]] = {}
+        self._running: dict[object, asyncio.Task[Any] | None] = {}
         self._excused: set[object] = set()
         self._is_quiet = asyncio.Event()
 
@@ -119,6 +119,7 @@ class Emitter:
     def _follow(self, event: str, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
         call = object()
         context.run(_call.set, call)
+        self._running[call] = None  # a loop may run it at once, and it may close its worker
         task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self._running[call] = task
 

@@ -84,7 +84,21 @@ class LocalExecutor:
         """
         running = self._threads.run(handler, ThreadJob(job, asyncio.get_running_loop()))
         try:
-            result = await asyncio.shield(running)
+            result = await self._outcome_of(running, job)
+        except asyncio.CancelledError:
+            # Middleware may have its own time limit, and a job that is held may be lost as well.
+            if self._threads.leave(running) and not job.is_released:
+                self._tell_of_left(job)
+            raise
+        if inspect.isawaitable(result):
+            # A lambda or a wrapper around an async function: the thread only made the call.
+            return await result
+        return result
+
+    async def _outcome_of(self, running: asyncio.Future[Any], job: ActiveJob) -> Any:
+        """What the function returns; if the job is to stop, the function is told and waited for."""
+        try:
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
             is_late = job.limit is not None and job.limit.expired()
             # Not cancelled by the worker: the loop is ending, and nothing may prevent that.
@@ -98,10 +112,6 @@ class LocalExecutor:
             if running.exception() is None:
                 raise
             return running.result()
-        if inspect.isawaitable(result):
-            # A lambda or a wrapper around an async function: the thread only made the call.
-            return await result
-        return result
 
     async def _has_abandoned(self, running: asyncio.Future[Any], job: ActiveJob) -> bool:
         """Give up a function that does not end soon, unless too many given-up ones still run."""
@@ -128,3 +138,14 @@ class LocalExecutor:
             self._threads.abandoned,
         )
         return False
+
+    def _tell_of_left(self, job: ActiveJob) -> None:
+        logger.warning(
+            "nobody waits any more for job %r (%r) of queue %r, and its function does not return:"
+            " the thread keeps running (%d such threads). Give the function a time limit of its"
+            " own, or use executor='process', which can kill it",
+            job.id,
+            job.name,
+            job.queue_name,
+            self._threads.abandoned,
+        )

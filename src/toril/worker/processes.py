@@ -220,7 +220,12 @@ class Process:
             answer["value"] = await call(codec.decode(message["argument"]))
         except Exception as error:  # noqa: BLE001 (the handler gets it, whatever it is)
             answer.update(describe(error))
-        self._send(answer)
+        try:
+            self._send(answer)
+        except (OverflowError, UnicodeEncodeError):
+            # JSON has whole numbers of any size, and halves of surrogate pairs.
+            text = codec.encode(answer.pop("value"), f"the answer to job.{message['verb']}()")
+            self._send({**answer, "text": text})
 
     def _send(self, message: dict[str, Any]) -> None:
         data = pack(message)

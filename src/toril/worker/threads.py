@@ -2,7 +2,8 @@
 
 They are daemons: a process that ends does not wait for a function that is stuck.  Python cannot
 kill a thread, so a function that is given up (``abandon``) keeps running, and a new thread takes
-its place; at most as many may be given up at a time as the pool has threads.
+its place; at most as many may be given up at a time as the pool has threads.  A call that nobody
+waits for any more and that no thread has begun is never begun (``leave``).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Threads:
         self._pending = 0
         self._threads = 0
         self._abandoned: set[asyncio.Future[Any]] = set()
+        self._not_begun: set[asyncio.Future[Any]] = set()
+        """Whoever takes a call out of it decides what becomes of it: a thread, or who leaves it."""
 
     @property
     def abandoned(self) -> int:
@@ -46,6 +49,19 @@ class Threads:
         self._abandoned.add(call)
         return True
 
+    def leave(self, call: asyncio.Future[Any]) -> bool:
+        """Nobody waits for this call any more; True if it keeps running in its thread."""
+        if call.done() or call in self._abandoned:
+            return False
+        try:
+            self._not_begun.remove(call)
+        except KeyError:
+            self.abandon(call)
+            return True
+        self._pending -= 1
+        call.cancel()
+        return False
+
     def run(self, function: Callable[[Any], Any], argument: Any) -> asyncio.Future[Any]:
         """Call ``function(argument)`` in a thread, in a copy of the caller's context."""
         loop = asyncio.get_running_loop()
@@ -56,6 +72,7 @@ class Threads:
             threading.Thread(target=self._work, name=name, daemon=True).start()
             self._threads += 1
         self._pending += 1
+        self._not_begun.add(future)
         self._calls.put(_Call(future, loop, copy_context(), function, argument))
         return future
 
@@ -66,6 +83,11 @@ class Threads:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
+            try:
+                self._not_begun.remove(call.future)
+            except KeyError:
+                del call
+                continue
             result: Any = None
             error: BaseException | None = None
             try:
