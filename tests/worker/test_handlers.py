@@ -743,6 +743,6 @@ async def test_who_is_started_at_once_may_close_the_worker(
     if who == "callback":
         worker.on("completed", callback)
     job = await queue.add("x")
-    await wait_until(lambda: not worker.is_running, 20)
+    await wait_until(lambda: not worker.is_running)
 
     assert await inside.ids("completed") == [job.id]
