@@ -363,6 +363,24 @@ async def test_while_it_grows_nothing_is_added(mail, make_queue, soon):
     assert await growth == Numbers((4,), 8)
 
 
+async def test_who_has_read_while_it_grows_adds_nothing_either(mail, make_queue):
+    """What is read is believed for ten seconds; by then a lane may be in another partition."""
+    await mail.add("x")
+    grows = Numbers((), 4, 8, "g")
+    await mail._connection.run(partitioning.swap(mail.keys, Numbers((), 4), grows))
+    other = make_queue("mail", partitions=4)
+    assert await other.get_waiting_count() == 1
+
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await other.add("x", lane="a")
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await other.add_bulk([NewJob("x", lane="a")])
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await other.adder.send(other.adder.prepare(NewJob("x", lane="a")))
+
+    assert await other.get_waiting_count() == 1
+
+
 async def test_growing_breaks_off_and_goes_on(mail, soon):
     await mail.add("x", lane="busy")
     with pytest.raises(RefusedError, match="1 have jobs"):

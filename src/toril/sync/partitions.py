@@ -167,6 +167,7 @@ class PartitionedQueue(Queue):
         """Raise if a different number of partitions is stored; store it if none is.
 
         Repeated from time to time: a growing queue takes no jobs from processes that do not know.
+        It may be read: what somebody learns who only reads is asked again before a job is added.
         """
         if self._has_agreed and time.monotonic() < self._agree_again_at:
             return
@@ -177,7 +178,7 @@ class PartitionedQueue(Queue):
         known = self._connection.run(command)
         known.refuse(self.keys, self._count, writes=writes)
         self._earlier = known.earlier
-        self._has_agreed = writes or bool(known.now)
+        self._has_agreed = (writes or bool(known.now)) and not known.next
         self._agree_again_at = asked_at + AGREE_AGAIN_S
 
     # ------------------------------------------------------------------ adding
