@@ -10,7 +10,15 @@ from collections import Counter
 import pytest
 
 from tests.helpers import wait_until
-from toril import Deduplication, ManualWorker, NewJob, Queue, QueueEvents, RateLimit, sync
+from toril import (
+    Deduplication,
+    ManualWorker,
+    NewJob,
+    Queue,
+    QueueEvents,
+    RateLimit,
+    sync,
+)
 from toril.client import growing
 from toril.client import partitions as partitions_module
 from toril.client.partitions import PartitionedQueue
@@ -23,7 +31,7 @@ from toril.errors import (
     PartitionMismatchError,
     RefusedError,
 )
-from toril.protocol import partitioning
+from toril.protocol import lanes, partitioning
 from toril.protocol.partitioning import Numbers
 from toril.sync.partitions import PartitionedQueue as BlockingPartitionedQueue
 
@@ -466,6 +474,64 @@ async def test_an_operator_who_is_killed_leaves_what_another_finishes(mail, url,
         await mail.add("x")
     await mail.drain()
 
+    assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_new_partitions_are_like_all_others(mail, make_queue, soon):
+    """A paused queue ran what came to its new partitions, and their lanes had other limits."""
+    await mail.add("x")
+    await mail.pause()
+    await mail.set_lane_concurrency(None, 3)
+    await mail.set_lane_rate_limit(None, RateLimit(10, 5000))
+
+    await grow_at_once(mail, 6)
+
+    grown = make_queue("mail", partitions=6)
+    assert await grown.is_paused()
+    for part in grown.partitions:
+        found = await mail._connection.run(lanes.defaults(part.keys))
+        assert found == (3, RateLimit(10, 5000)), part
+    await grown.resume()
+    await grown.set_lane_rate_limit(None, None)
+    await make_queue("{mail-7}").pause()  # as a growth that was stopped at that moment leaves it
+
+    await grow_at_once(grown, 8)
+
+    again = make_queue("mail", partitions=8)
+    assert [await part.is_paused() for part in again.partitions] == [False] * 8
+    for part in again.partitions:
+        assert await mail._connection.run(lanes.defaults(part.keys)) == (3, None), part
+
+
+@pytest.mark.parametrize("limit", ["concurrency", "rate limit"])
+async def test_a_queue_whose_limit_is_divided_does_not_grow(mail, limit, soon):
+    """The new partitions had none: half of the queue ran without the limit."""
+    await mail.add("x")
+
+    async def set_limit(queue):
+        if limit == "concurrency":
+            await queue.set_global_concurrency(8)
+        else:
+            await queue.set_global_rate_limit(RateLimit(8, 1000))
+
+    await set_limit(mail)
+    with pytest.raises(RefusedError, match=f"while it has a global {limit}, .* remove it"):
+        await grow_at_once(mail, 8)
+    await mail.add("x")  # it has not begun to grow
+    await mail.remove_global_concurrency()
+    await mail.remove_global_rate_limit()
+    await mail.add("x", lane="busy")
+    told: list[str] = []
+    growth = asyncio.create_task(grow_at_once(mail, 8, patience_s=30.0, tell=told.append))
+    await wait_until(lambda: "1 lanes have jobs" in told)
+    await set_limit(mail.partitions[2])  # another program does not ask
+    await mail.drain()
+
+    with pytest.raises(RefusedError, match=f"global {limit}, .* grow mail --stop`, remove it"):
+        await growth
+
+    await mail.partitions[2].remove_global_concurrency()
+    await mail.partitions[2].remove_global_rate_limit()
     assert await grow_at_once(mail, 8) == Numbers((4,), 8)
 
 
