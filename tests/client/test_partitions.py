@@ -12,6 +12,8 @@ import pytest
 from tests.helpers import wait_until
 from toril import (
     Deduplication,
+    FlowJob,
+    FlowProducer,
     ManualWorker,
     NewJob,
     Queue,
@@ -533,6 +535,25 @@ async def test_a_queue_whose_limit_is_divided_does_not_grow(mail, limit, soon):
     await mail.partitions[2].remove_global_concurrency()
     await mail.partitions[2].remove_global_rate_limit()
     assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_a_queue_does_not_grow_before_parents_have_entered_their_lanes(
+    mail, url, prefix, soon
+):
+    """Their lane has no jobs until then, and would run in two partitions afterwards."""
+    child = FlowJob("send", queue_name="other")
+    async with FlowProducer(connection=url, prefix=prefix, partitions={"mail": 4}) as flow:
+        node = await flow.add(FlowJob("sum", queue_name="mail", lane="ada", children=[child]))
+        await flow.add(FlowJob("sum", queue_name="mail", children=[child]))
+    told: list[str] = []
+
+    with pytest.raises(RefusedError, match="some will get 1 jobs that wait for children"):
+        await grow_at_once(mail, 8, patience_s=0.01)
+    growth = asyncio.create_task(grow_at_once(mail, 8, patience_s=30.0, tell=told.append))
+    await wait_until(lambda: "1 jobs of lanes wait for children" in told)
+    assert await mail.remove(node.job.id)
+
+    assert await growth == Numbers((4,), 8)
 
 
 async def test_what_cannot_grow_is_refused(mail, make_queue):

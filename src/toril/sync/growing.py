@@ -11,13 +11,14 @@ by itself, and only writes if the numbers are still those it has read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError, RefusedError
-from toril.protocol import lanes, limiting, partitioning, pausing, scheduling
+from toril.protocol import codec, lanes, limiting, partitioning, pausing, scheduling
+from toril.protocol.command import plain
 from toril.protocol.keys import Keys
 from toril.protocol.partitioning import Numbers
 from toril.sync.agreeing import AGREE_AGAIN_S
@@ -26,6 +27,7 @@ from toril.sync.connection import Connection
 GRACE_S = AGREE_AGAIN_S + 5.0
 """By then no process adds with the old number any more, and calls in flight have arrived."""
 LOOK_AGAIN_S = 0.5
+PARENTS_PER_READ = 500
 
 Tell = Callable[[str], object]
 
@@ -157,7 +159,7 @@ def _wait_for_lanes(
     connection: Connection, keys: Keys, numbers: Numbers, patience_s: float, tell: Tell
 ) -> None:
     deadline = time.monotonic() + patience_s
-    before = -1
+    before = ""
     while True:
         found = connection.run(partitioning.read(keys))
         if found != numbers:
@@ -167,18 +169,45 @@ def _wait_for_lanes(
         stopped = [connection.follow(lanes.stopped(part, "stopped", 0, 9)) for part in parts]
         at_work = sum(connection.run_all(counts))
         names = [name for part in stopped for name in part]
+        parents = 0
         if not at_work and not names:
+            parents = _count_parents(connection, parts)
+            at_work = sum(connection.run_all(counts))  # one may have entered meanwhile
+        if not at_work and not names and not parents:
             return
         if time.monotonic() >= deadline:
-            why = f"lanes {', '.join(names[:5])} are stopped" if names else f"{at_work} have jobs"
+            why = f"{at_work} have jobs"
+            if names:
+                why = f"lanes {', '.join(names[:5])} are stopped"
+            elif parents:
+                why = f"some will get {parents} jobs that wait for children"
             raise RefusedError(
                 f"queue {keys.name!r} has not grown: of its lanes {why}; let workers drain them and"
                 f" grow it again, or stop with `toril partitions grow {keys.name} --stop`"
             )
-        if at_work != before:
-            before = at_work
-            tell(f"{at_work} lanes have jobs")
+        words = f"{at_work} lanes have jobs"
+        if parents:
+            words = f"{parents} jobs of lanes wait for children"
+        if words != before:
+            before = words
+            tell(words)
         time.sleep(LOOK_AGAIN_S)
+
+
+def _count_parents(connection: Connection, parts: Sequence[Keys]) -> int:
+    """How many jobs wait for their children before they enter their lanes."""
+    found = 0
+    for part in parts:
+        start, ids = 0, [b""]
+        while ids:
+            last = start + PARENTS_PER_READ - 1
+            ids = connection.run(plain("ZRANGE", part.waiting_children, start, last, parse=list))
+            looks = [
+                plain("HEXISTS", part.job(codec.name(one)), "x.lane", parse=bool) for one in ids
+            ]
+            found += sum(one is True for one in connection.run_each(looks)) if ids else 0
+            start += PARENTS_PER_READ
+    return found
 
 
 def _parts(keys: Keys, count: int) -> list[Keys]:
