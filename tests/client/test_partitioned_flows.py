@@ -105,6 +105,37 @@ async def test_after_growing_what_exists_is_found_where_it_is(flow, make_queue, 
     assert await owners_of(now) == before
 
 
+async def test_a_forgotten_group_is_not_started_again_after_growing(
+    flow, make_queue, url, prefix, soon
+):
+    """Its id stays known for a day, in the partition where it was."""
+    mail = make_queue("mail", partitions=4)
+    ran = []
+
+    async def start(producer):
+        members = [GroupJob("send", queue_name="mail")]
+        ids = [f"group-{n}" for n in range(12)]
+        return [
+            await producer.add_group("g", members, group_id=one, group_retention=True)
+            for one in ids
+        ]
+
+    async def work(job):
+        ran.append(job.group_id)
+
+    async with Worker("mail", work, connection=url, prefix=prefix, partitions=4):
+        for node in await start(flow):
+            assert (await mail.wait_for_group(node.group_id, PATIENCE_MS)).state == "COMPLETED"
+    assert await owners_of(mail) == {}
+    await growing.grow(mail._connection, mail.keys, 16, grace_s=0.0)
+
+    async with FlowProducer(connection=url, prefix=prefix, partitions={"mail": 16}) as grown:
+        assert not any(node.is_new for node in await start(grown))
+
+    assert await make_queue("mail", partitions=16).get_waiting_count() == 0
+    assert len(ran) == 12
+
+
 async def test_groups_in_partitions_are_undone(flow, make_queue, url, prefix):
     mail = make_queue("mail", partitions=4)
     undone = []
