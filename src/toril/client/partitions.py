@@ -242,9 +242,9 @@ class PartitionedQueue(Queue):
         """
         homes = [partitioning.home_of_job(job, self._count, self._tag) for job in jobs]
         looks = [
-            (index, number, plain("EXISTS", key, parse=bool))
+            (index, number, plain("EXISTS", *keys, parse=bool))
             for index, job in enumerate(jobs if self._earlier else ())
-            for number, key in self._earlier_places(job, homes[index])
+            for number, keys in self._earlier_places(job, homes[index])
         ]
         found = await self._connection.run_all([look for _, _, look in looks]) if looks else []
         for (index, number, _), is_there in zip(looks, found, strict=True):
@@ -252,13 +252,13 @@ class PartitionedQueue(Queue):
                 homes[index] = number
         return homes
 
-    def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, str]]:
+    def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, list[str]]]:
         """Where the same job may be from the time when the queue had fewer partitions."""
         if home is None:
             return
         numbers = Numbers(self._earlier, self._count)
         for number in reversed(partitioning.homes_before(job, numbers, self._tag)):
-            yield number, partitioning.trace_of(self._parts[number].keys, job)
+            yield number, partitioning.traces_of(self._parts[number].keys, job)
 
     def _anywhere(self) -> int:
         """The next partition, unless a call to the current one is in flight: then the jobs that
