@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.servers import Cluster
-from toril import FlowJob, FlowProducer, GroupJob, Queue, Worker, compensation_worker
+from toril import (
+    Deduplication,
+    FlowJob,
+    FlowProducer,
+    GroupJob,
+    NewJob,
+    Queue,
+    Worker,
+    compensation_worker,
+)
 from toril.client import agreeing, growing
 from toril.client import partitions as partitions_module
 from toril.errors import PartitionMismatchError
@@ -103,6 +112,79 @@ async def test_after_growing_what_exists_is_found_where_it_is(flow, make_queue, 
             assert again.is_new is False
     now = make_queue("mail", partitions=16)
     assert await owners_of(now) == before
+
+
+async def test_after_growing_an_id_is_a_duplicate_whatever_its_lane(
+    flow, make_queue, url, prefix, soon
+):
+    """Lanes are empty when a queue grows, but their last jobs are known: they ran again."""
+    mail = make_queue("mail", partitions=4)
+    ran = []
+    jobs = [NewJob("send", job_id=f"j-{n}", lane=f"lane-{n}") for n in range(12)]
+    for n in range(12):
+        both = Deduplication(f"both-{n}")
+        jobs.append(NewJob("send", job_id=f"b-{n}", deduplication=both))
+    for n in range(12):
+        once = Deduplication(f"d-{n}", ttl=600_000)
+        jobs.append(NewJob("send", deduplication=once, lane=f"other-{n}"))
+    roots = [tree(n, job_id=f"root-{n}", lane=f"sum-{n}") for n in range(12)]
+
+    async def work(job):
+        ran.append(job.id)
+
+    before = await mail.add_bulk(jobs)
+    for root in roots:
+        await flow.add(root)
+    async with Worker("mail", work, connection=url, prefix=prefix, partitions=4, concurrency=8):
+        assert await mail.wait_until_empty(PATIENCE_MS)
+    assert len(ran) == 36 + 12 * 4
+    await growing.grow(mail._connection, mail.keys, 16, grace_s=0.0)
+
+    grown = make_queue("mail", partitions=16)
+    again = await grown.add_bulk(jobs)
+    assert [job.id for job in again] == [job.id for job in before]
+    assert all(job.duplicated for job in again)
+    assert all(
+        [(await grown.add("send", job_id=j.job_id, lane=j.lane)).duplicated for j in jobs[:12]]
+    )
+    prepared = [grown.adder.prepare(job) for job in jobs]
+    assert all([(await grown.adder.send(job)).is_duplicate for job in prepared])
+    async with FlowProducer(connection=url, prefix=prefix, partitions={"mail": 16}) as producer:
+        assert all([(await producer.add(root)).job.duplicated for root in roots])
+    assert await grown.get_waiting_count() == 0
+    new = await grown.add("send", lane="lane-3")
+    assert partitioning.whole_of(new.queue_name)[1] == partitioning.home_of("lane-3", 16)
+
+
+async def test_a_forgotten_group_is_not_started_again_after_growing(
+    flow, make_queue, url, prefix, soon
+):
+    """Its id stays known for a day, in the partition where it was."""
+    mail = make_queue("mail", partitions=4)
+    ran = []
+
+    async def start(producer):
+        members = [GroupJob("send", queue_name="mail")]
+        ids = [f"group-{n}" for n in range(12)]
+        return [
+            await producer.add_group("g", members, group_id=one, group_retention=True)
+            for one in ids
+        ]
+
+    async def work(job):
+        ran.append(job.group_id)
+
+    async with Worker("mail", work, connection=url, prefix=prefix, partitions=4):
+        for node in await start(flow):
+            assert (await mail.wait_for_group(node.group_id, PATIENCE_MS)).state == "COMPLETED"
+    assert await owners_of(mail) == {}
+    await growing.grow(mail._connection, mail.keys, 16, grace_s=0.0)
+
+    async with FlowProducer(connection=url, prefix=prefix, partitions={"mail": 16}) as grown:
+        assert not any(node.is_new for node in await start(grown))
+
+    assert await make_queue("mail", partitions=16).get_waiting_count() == 0
+    assert len(ran) == 12
 
 
 async def test_groups_in_partitions_are_undone(flow, make_queue, url, prefix):

@@ -10,7 +10,17 @@ from collections import Counter
 import pytest
 
 from tests.helpers import wait_until
-from toril import Deduplication, ManualWorker, NewJob, Queue, QueueEvents, RateLimit, sync
+from toril import (
+    Deduplication,
+    FlowJob,
+    FlowProducer,
+    ManualWorker,
+    NewJob,
+    Queue,
+    QueueEvents,
+    RateLimit,
+    sync,
+)
 from toril.client import growing
 from toril.client import partitions as partitions_module
 from toril.client.partitions import PartitionedQueue
@@ -23,7 +33,7 @@ from toril.errors import (
     PartitionMismatchError,
     RefusedError,
 )
-from toril.protocol import partitioning
+from toril.protocol import lanes, partitioning
 from toril.protocol.partitioning import Numbers
 from toril.sync.partitions import PartitionedQueue as BlockingPartitionedQueue
 
@@ -363,6 +373,24 @@ async def test_while_it_grows_nothing_is_added(mail, make_queue, soon):
     assert await growth == Numbers((4,), 8)
 
 
+async def test_who_has_read_while_it_grows_adds_nothing_either(mail, make_queue):
+    """What is read is believed for ten seconds; by then a lane may be in another partition."""
+    await mail.add("x")
+    grows = Numbers((), 4, 8, "g")
+    await mail._connection.run(partitioning.swap(mail.keys, Numbers((), 4), grows))
+    other = make_queue("mail", partitions=4)
+    assert await other.get_waiting_count() == 1
+
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await other.add("x", lane="a")
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await other.add_bulk([NewJob("x", lane="a")])
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await other.adder.send(other.adder.prepare(NewJob("x", lane="a")))
+
+    assert await other.get_waiting_count() == 1
+
+
 async def test_growing_breaks_off_and_goes_on(mail, soon):
     await mail.add("x", lane="busy")
     with pytest.raises(RefusedError, match="1 have jobs"):
@@ -449,6 +477,83 @@ async def test_an_operator_who_is_killed_leaves_what_another_finishes(mail, url,
     await mail.drain()
 
     assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_new_partitions_are_like_all_others(mail, make_queue, soon):
+    """A paused queue ran what came to its new partitions, and their lanes had other limits."""
+    await mail.add("x")
+    await mail.pause()
+    await mail.set_lane_concurrency(None, 3)
+    await mail.set_lane_rate_limit(None, RateLimit(10, 5000))
+
+    await grow_at_once(mail, 6)
+
+    grown = make_queue("mail", partitions=6)
+    assert await grown.is_paused()
+    for part in grown.partitions:
+        found = await mail._connection.run(lanes.defaults(part.keys))
+        assert found == (3, RateLimit(10, 5000)), part
+    await grown.resume()
+    await grown.set_lane_rate_limit(None, None)
+    await make_queue("{mail-7}").pause()  # as a growth that was stopped at that moment leaves it
+
+    await grow_at_once(grown, 8)
+
+    again = make_queue("mail", partitions=8)
+    assert [await part.is_paused() for part in again.partitions] == [False] * 8
+    for part in again.partitions:
+        assert await mail._connection.run(lanes.defaults(part.keys)) == (3, None), part
+
+
+@pytest.mark.parametrize("limit", ["concurrency", "rate limit"])
+async def test_a_queue_whose_limit_is_divided_does_not_grow(mail, limit, soon):
+    """The new partitions had none: half of the queue ran without the limit."""
+    await mail.add("x")
+
+    async def set_limit(queue):
+        if limit == "concurrency":
+            await queue.set_global_concurrency(8)
+        else:
+            await queue.set_global_rate_limit(RateLimit(8, 1000))
+
+    await set_limit(mail)
+    with pytest.raises(RefusedError, match=f"while it has a global {limit}, .* remove it"):
+        await grow_at_once(mail, 8)
+    await mail.add("x")  # it has not begun to grow
+    await mail.remove_global_concurrency()
+    await mail.remove_global_rate_limit()
+    await mail.add("x", lane="busy")
+    told: list[str] = []
+    growth = asyncio.create_task(grow_at_once(mail, 8, patience_s=30.0, tell=told.append))
+    await wait_until(lambda: "1 lanes have jobs" in told)
+    await set_limit(mail.partitions[2])  # another program does not ask
+    await mail.drain()
+
+    with pytest.raises(RefusedError, match=f"global {limit}, .* grow mail --stop`, remove it"):
+        await growth
+
+    await mail.partitions[2].remove_global_concurrency()
+    await mail.partitions[2].remove_global_rate_limit()
+    assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_a_queue_does_not_grow_before_parents_have_entered_their_lanes(
+    mail, url, prefix, soon
+):
+    """Their lane has no jobs until then, and would run in two partitions afterwards."""
+    child = FlowJob("send", queue_name="other")
+    async with FlowProducer(connection=url, prefix=prefix, partitions={"mail": 4}) as flow:
+        node = await flow.add(FlowJob("sum", queue_name="mail", lane="ada", children=[child]))
+        await flow.add(FlowJob("sum", queue_name="mail", children=[child]))
+    told: list[str] = []
+
+    with pytest.raises(RefusedError, match="some will get 1 jobs that wait for children"):
+        await grow_at_once(mail, 8, patience_s=0.01)
+    growth = asyncio.create_task(grow_at_once(mail, 8, patience_s=30.0, tell=told.append))
+    await wait_until(lambda: "1 jobs of lanes wait for children" in told)
+    assert await mail.remove(node.job.id)
+
+    assert await growth == Numbers((4,), 8)
 
 
 async def test_what_cannot_grow_is_refused(mail, make_queue):

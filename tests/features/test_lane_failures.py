@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.features.lanes import fence_of
 from tests.helpers import let_pass, wait_until
-from toril import Backoff, NewJob
+from toril import Backoff, Cancelled, NewJob, Queue
 
 
 async def test_a_retry_blocks_its_lane_until_it_is_due_and_is_the_next_one(queue, hand, clock):
@@ -105,6 +107,31 @@ async def test_on_exhausted_halt_stops_the_lane_until_it_is_resumed(queue, hand)
     assert await queue.resume_lane("a") is True
     assert [job.data for job in await one.take(5)] == ["B"]
     assert (await queue.get_lane("a")).halted_by is None
+
+
+@pytest.mark.parametrize("policy", ["halt", "divert"])
+async def test_a_cancelled_job_stops_no_lane_whoever_fails_it(queue, hand, work, policy):
+    """FIFO-08: the worker that was told to stop it died, or was closed, before it could."""
+    job = await queue.add("x", "A", lane="a", on_exhausted=policy)
+    await queue.add("x", "B", lane="a")
+    one = hand()
+    (held,) = await one.take(1)
+    assert await queue.cancel(job.id, "it hangs") is Cancelled.STOPPING
+    await one.give_back(held)
+    ran = []
+
+    async def handler(job):
+        ran.append(job.data)
+
+    async with work(handler, dead_letter_queue="q-dlq"):
+        await wait_until(lambda: ran == ["B"])
+
+    assert await queue.get_lanes(state="halted") == []
+    async with Queue("q-dlq", connection=queue._connection, prefix=queue.keys.prefix) as letters:
+        (letter,) = await letters.get_dead_letter_jobs()
+        assert letter.dead_letter.original_job_id == job.id
+        assert letter.dead_letter.cause == "cancelled"
+        assert letter.dead_letter.failed_reason == "cancelled: it hangs"
 
 
 async def test_retrying_a_failed_job_by_hand_puts_it_back_into_its_lane(queue, hand):

@@ -71,3 +71,31 @@ async def test_cleaning_a_damaged_job_of_a_lane_takes_it_out(queue, client):
 
     assert await queue.clean("waiting") == []
     assert await client.exists(queue.keys.job(job.id)) == 0
+
+
+@pytest.mark.parametrize("lane", ["l", None], ids=["lane", "plain"])
+@pytest.mark.parametrize("how", ["due", "promoted"])
+async def test_the_id_of_a_delayed_job_that_was_deleted_is_free_again(
+    queue, hand, client, clock, lane, how
+):
+    """FIFO-30: Node's `job.remove()` deletes the hash, and the place in a lane stays.
+
+    When it was due, a hash came back that held only its delay: an add with its id was refused as a
+    duplicate of it, and nothing ran.
+    """
+    await queue.add("x", "first", job_id="mine", lane=lane, delay=HOUR_MS)
+    await client.delete(queue.keys.job("mine"))
+    if how == "due":
+        clock.ms = HOUR_MS + 1
+    else:
+        await queue.promote_all()
+    one = hand()
+
+    assert await one.take(1) == []
+    assert await client.exists(queue.keys.job("mine")) == 0
+    again = await queue.add("x", "second", job_id="mine", lane=lane)
+
+    assert not again.duplicated
+    (job,) = await one.take(1)
+    assert job.data == "second"
+    await one.complete(job)

@@ -330,3 +330,27 @@ def test_who_waits_for_no_child_runs_again_but_not_in_circles(times, kind, delay
     outcome = settling.nothing_to_wait_for(times)
 
     assert (outcome.kind, outcome.details.get("delay")) == (kind, delay)
+
+
+@pytest.mark.parametrize(
+    ("reason", "policy"),
+    [
+        ("cancelled", None),
+        ("cancelled: it hangs", None),
+        ("its group is being undone", None),
+        ("child b:q:1 failed", "divert"),
+        ("job stalled more than allowable limit", "divert"),
+    ],
+)
+def test_a_job_that_was_stopped_stops_no_lane_whoever_fails_it(reason, policy):
+    """The worker that was to stop it is gone, and the one that takes it next fails it."""
+    opts = {"lane": "a", "onExhausted": "divert"}
+    fields = {b"name": b"charge", b"opts": json.dumps(opts).encode(), b"defa": reason.encode()}
+    taken = StoredJob("bull", "q", "41", fields)
+
+    refused = settling.refusal_to_run(taken, None)
+
+    assert refused is not None
+    outcome = decide(taken, refused)
+    assert (outcome.kind, outcome.reason) == ("failed", reason)
+    assert outcome.details.get("on_exhausted") == policy

@@ -99,6 +99,23 @@ async def test_a_row_is_one_job_although_the_queue_has_grown(
     assert sorted(ran) == sorted(ids)
 
 
+async def test_a_row_is_one_group_although_the_queue_has_grown(
+    engine, outbox, relay, payments, make_relay, url, prefix
+):
+    with engine.begin() as connection:
+        members = [GroupJob("charge", queue_name="payments")]
+        ids = [outbox.add_group(connection, "order", members) for _ in range(20)]
+    assert await relay.drain() == 20
+    await growing.grow(payments._connection, payments.keys, 16, grace_s=0.0)
+
+    send_again(engine, outbox)
+    assert await make_relay().drain() == 20
+
+    async with Queue("payments", connection=url, prefix=prefix, partitions=16) as grown:
+        assert sorted(group.id for group in await grown.get_groups()) == sorted(ids)
+        assert await grown.get_waiting_count() == 20
+
+
 async def test_rows_wait_while_their_queue_grows(engine, outbox, relay, payments):
     write(engine, outbox, 3)
     with engine.begin() as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 import time
@@ -12,12 +13,14 @@ import pytest
 
 from tests.counting import counting
 from tests.helpers import let_pass, wait_until
+from tests.servers import Cluster
 from toril import NewJob, Queue, RateLimit, UnrecoverableError, Worker
 from toril.errors import (
     CrossSlotError,
     InvalidNameError,
     InvalidOptionError,
     PartitionMismatchError,
+    ServerError,
 )
 from toril.protocol.partitioning import home_of
 from toril.worker.partitions import TURN_S, Budget
@@ -360,6 +363,55 @@ async def test_on_a_cluster_every_node_has_its_share(cluster):
         async with Worker("mail", ledger, dead_letter_queue="{mail}-dlq", **options):
             pass
         await queue.obliterate(force=True)
+
+
+async def test_a_node_that_is_gone_takes_no_room_from_the_others():
+    """The calls to it asked for all the room there was, and kept it until it was back."""
+    durable = {"appendonly": "yes", "appendfsync": "always"}
+    with Cluster({"cluster-require-full-coverage": "no", **durable}) as cluster:
+        options = {
+            "connection": cluster.url.replace("redis://", "redis+cluster://"),
+            "partitions": 12,
+        }
+        ledger = Ledger()
+        async with (
+            Queue("mail", **options) as queue,
+            Worker("mail", ledger, concurrency=4, **options) as worker,
+        ):
+            first = queue.partitions[0]
+            gone = cluster.owner(cluster.slot_of(first.keys.wait))
+            here = [
+                part
+                for part in queue.partitions
+                if cluster.owner(cluster.slot_of(part.keys.wait)) is not gone
+            ]
+            late = await first.add("x", {"n": "late"}, delay=3000)
+            gone.kill()
+            await wait_until(lambda: worker.server_error is not None)
+
+            for n in range(20):
+                await here[n % len(here)].add("x", {"n": n})
+            await wait_until(lambda: len(ledger.ran) >= 20)
+
+            # What comes when it is back has no room either, and is left for others.
+            ledger.may_end.clear()
+            for part in here[:4]:
+                await part.add("x", {"n": 20})
+            await wait_until(lambda: ledger.running == 4)
+            gone.start()
+
+            async def has_come() -> bool:
+                with contextlib.suppress(ServerError):  # the node looks for the others first
+                    return (await first.get_job(late.id)).attempts_started > 0
+                return False
+
+            try:
+                await wait_until(has_come)
+                await wait_until(lambda: worker.server_error is None)
+            finally:
+                ledger.may_end.set()
+            await wait_until(lambda: len(ledger.ran) == 25)
+            assert ledger.most == 4
 
 
 async def test_one_queue_takes_the_letters_of_all_partitions_of_a_cluster(cluster):

@@ -126,8 +126,8 @@ class FlowProducer(GroupProducer):
             stem = hash_tag(root.queue_name) or root.queue_name
             for number in partitioning.homes_before(root, known, stem):
                 name = partitioning.name_of(root.queue_name, number)
-                trace = partitioning.trace_of(Keys(self.prefix, name), root)
-                if await self._connection.run(plain("EXISTS", trace, parse=bool)):
+                traces = partitioning.traces_of(Keys(self.prefix, name), root)
+                if await self._connection.run(plain("EXISTS", *traces, parse=bool)):
                     found[index] = msgspec.structs.replace(root, queue_name=name)
                     break
         return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,13 +19,15 @@ from toril.client.agreeing import AGREE_AGAIN_S
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError, RefusedError
-from toril.protocol import lanes, partitioning, scheduling
+from toril.protocol import codec, lanes, limiting, partitioning, pausing, scheduling
+from toril.protocol.command import plain
 from toril.protocol.keys import Keys
 from toril.protocol.partitioning import Numbers
 
 GRACE_S = AGREE_AGAIN_S + 5.0
 """By then no process adds with the old number any more, and calls in flight have arrived."""
 LOOK_AGAIN_S = 0.5
+PARENTS_PER_READ = 500
 
 Tell = Callable[[str], object]
 
@@ -44,12 +46,16 @@ async def grow(
     Raises ``RefusedError`` if its lanes are not empty after ``patience_s``: the queue keeps
     growing and takes no jobs, and its workers continue.  Without patience they must already be
     empty.
+
+    The new partitions are paused if all others are, and have the same limits of all lanes.  A limit
+    that is divided among the partitions must be removed first.
     """
     numbers = await connection.run(partitioning.read(keys))
     if numbers.now == partitions and not numbers.next:
         return numbers
     _refuse_impossible(keys, numbers, partitions)
     await _refuse_laned_schedulers(connection, keys, numbers)
+    await _refuse_divided_limits(connection, keys, numbers)
     growing = numbers
     if not numbers.next:
         if not patience_s:
@@ -59,6 +65,9 @@ async def grow(
     tell(f"{keys.name} takes no jobs now; waiting {grace_s:.0f} s until every process knows")
     await asyncio.sleep(grace_s)
     await _wait_for_lanes(connection, keys, growing, patience_s, tell)
+    await _refuse_divided_limits(connection, keys, growing)
+    if await connection.run(partitioning.read(keys)) == growing:
+        await _carry_over(connection, keys, growing)
     grown = Numbers((*growing.earlier, growing.now), partitions)
     await _write(connection, keys, growing, grown)
     return grown
@@ -104,7 +113,7 @@ def _refuse_impossible(keys: Keys, numbers: Numbers, partitions: int) -> None:
 
 async def _refuse_laned_schedulers(connection: Connection, keys: Keys, numbers: Numbers) -> None:
     """A scheduler creates its jobs in its own partition, and its lane may move to another."""
-    for part in _parts(keys, numbers):
+    for part in _parts(keys, numbers.now):
         for scheduler in await connection.follow(scheduling.many(part, 0, -1)):
             if scheduler.opts.lane is not None:
                 raise RefusedError(
@@ -113,38 +122,98 @@ async def _refuse_laned_schedulers(connection: Connection, keys: Keys, numbers: 
                 )
 
 
+async def _refuse_divided_limits(connection: Connection, keys: Keys, numbers: Numbers) -> None:
+    """Each partition has its share of a limit: the new ones would have none, and so no limit."""
+    for part in _parts(keys, numbers.now):
+        concurrency = await connection.run(limiting.concurrency(part))
+        if concurrency is None and await connection.run(limiting.rate(part)) is None:
+            continue
+        limit = "rate limit" if concurrency is None else "concurrency"
+        stop = f"; stop with `toril partitions grow {keys.name} --stop`," if numbers.next else ";"
+        raise RefusedError(
+            f"queue {keys.name!r} cannot grow while it has a global {limit}, which is divided among"
+            f" its partitions{stop} remove it, and set it again when the queue has grown"
+        )
+
+
+async def _carry_over(connection: Connection, keys: Keys, numbers: Numbers) -> None:
+    """What holds for all partitions holds for the new ones too.
+
+    A growth that was stopped may have left something else there.
+    """
+    parts = _parts(keys, numbers.next)
+    before, new = parts[: numbers.now], parts[numbers.now :]
+    paused = await connection.run_all([pausing.is_paused(part) for part in before])
+    is_paused = all(paused)
+    concurrency, limit = await connection.run(lanes.defaults(before[0]))
+    for part in new:
+        if await connection.run(pausing.is_paused(part)) != is_paused:
+            change = pausing.pause(part) if is_paused else pausing.resume(part)
+            await connection.follow(change)
+        if await connection.run(lanes.defaults(part)) != (concurrency, limit):
+            await connection.follow(lanes.set_concurrency(part, concurrency, None))
+            await connection.follow(lanes.set_rate_limit(part, limit, None))
+
+
 async def _wait_for_lanes(
     connection: Connection, keys: Keys, numbers: Numbers, patience_s: float, tell: Tell
 ) -> None:
     deadline = time.monotonic() + patience_s
-    before = -1
+    before = ""
     while True:
         found = await connection.run(partitioning.read(keys))
         if found != numbers:
             return  # the next write finds out what that means
-        counts = [lanes.count(part) for part in _parts(keys, numbers)]
-        stopped = [
-            await connection.follow(lanes.stopped(part, "stopped", 0, 9))
-            for part in _parts(keys, numbers)
-        ]
+        parts = _parts(keys, numbers.now)
+        counts = [lanes.count(part) for part in parts]
+        stopped = [await connection.follow(lanes.stopped(part, "stopped", 0, 9)) for part in parts]
         at_work = sum(await connection.run_all(counts))
         names = [name for part in stopped for name in part]
+        parents = 0
         if not at_work and not names:
+            parents = await _count_parents(connection, parts)
+            at_work = sum(await connection.run_all(counts))  # one may have entered meanwhile
+        if not at_work and not names and not parents:
             return
         if time.monotonic() >= deadline:
-            why = f"lanes {', '.join(names[:5])} are stopped" if names else f"{at_work} have jobs"
+            why = f"{at_work} have jobs"
+            if names:
+                why = f"lanes {', '.join(names[:5])} are stopped"
+            elif parents:
+                why = f"some will get {parents} jobs that wait for children"
             raise RefusedError(
                 f"queue {keys.name!r} has not grown: of its lanes {why}; let workers drain them and"
                 f" grow it again, or stop with `toril partitions grow {keys.name} --stop`"
             )
-        if at_work != before:
-            before = at_work
-            tell(f"{at_work} lanes have jobs")
+        words = f"{at_work} lanes have jobs"
+        if parents:
+            words = f"{parents} jobs of lanes wait for children"
+        if words != before:
+            before = words
+            tell(words)
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
-def _parts(keys: Keys, numbers: Numbers) -> list[Keys]:
-    names = [partitioning.name_of(keys.name, number) for number in range(numbers.now)]
+async def _count_parents(connection: Connection, parts: Sequence[Keys]) -> int:
+    """How many jobs wait for their children before they enter their lanes."""
+    found = 0
+    for part in parts:
+        start, ids = 0, [b""]
+        while ids:
+            last = start + PARENTS_PER_READ - 1
+            ids = await connection.run(
+                plain("ZRANGE", part.waiting_children, start, last, parse=list)
+            )
+            looks = [
+                plain("HEXISTS", part.job(codec.name(one)), "x.lane", parse=bool) for one in ids
+            ]
+            found += sum(one is True for one in await connection.run_each(looks)) if ids else 0
+            start += PARENTS_PER_READ
+    return found
+
+
+def _parts(keys: Keys, count: int) -> list[Keys]:
+    names = [partitioning.name_of(keys.name, number) for number in range(count)]
     return [keys.sibling(name) for name in names]
 
 

@@ -12,11 +12,12 @@ from toril.client.agreeing import Agreeing
 from toril.client.connection import Connection
 from toril.options import Deduplication
 from toril.outbox.rows import OutboxRow
-from toril.outbox.starts import FLOW, GROUP, kind_of, names_of, root_of
+from toril.outbox.starts import FLOW, GROUP, fates_of_groups, kind_of, names_of, root_of
 from toril.protocol import partitioning
 from toril.protocol.command import Command
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys, hash_tag
+from toril.protocol.new_group import may_be_group_id
 from toril.protocol.partitioning import Numbers
 from toril.protocol.placing import Placing
 
@@ -69,22 +70,28 @@ async def find_homes(agreeing: Agreeing, rows: Iterable[OutboxRow]) -> Homes:
 async def sent_before(
     connection: Connection, homes: Homes, prefix: str, rows: Iterable[OutboxRow], remember_ms: int
 ) -> set[int]:
-    """The rows whose jobs are known to an earlier partition of a queue that has grown."""
+    """The rows whose jobs or groups are known to an earlier partition of a queue that has grown."""
     by_queue: dict[str, list[OutboxRow]] = defaultdict(list)
+    groups: dict[str, list[OutboxRow]] = defaultdict(list)
     for row in rows:
-        if kind_of(row) != GROUP:
-            for name in homes.queues_before(row):
+        for name in homes.queues_before(row):
+            if kind_of(row) != GROUP:
                 by_queue[name].append(row)
-    if not by_queue:
+            elif may_be_group_id(row.id):
+                groups[name].append(row)
+    if not by_queue and not groups:
         return set()
     commands: list[Command[list[Fate]]] = [
         confirm(Keys(prefix, name), _jobs(part), remember_ms=remember_ms)
         for name, part in by_queue.items()
     ]
     found = await connection.run_all(commands)
+    for name, part in groups.items():
+        plan = fates_of_groups(Keys(prefix, name), [row.id for row in part])
+        found.append(await connection.follow(plan))
     return {
         row.seq
-        for part, fates in zip(by_queue.values(), found, strict=True)
+        for part, fates in zip((*by_queue.values(), *groups.values()), found, strict=True)
         for row, fate in zip(part, fates, strict=True)
         if fate is not Fate.LOST
     }

@@ -15,6 +15,7 @@ from toril.protocol.refusals import Refusal
 LONG_LIST = 2000
 MAIL_MS = 60_000
 LONGEST_REASON = 1024
+WORD = "cancelled"
 
 
 class Cancelled(StrEnum):
@@ -36,7 +37,7 @@ _RESULTS = {1: Cancelled.ENDED, 2: Cancelled.MARKED, 3: Cancelled.STOPPING}
 def cancel(keys: Keys, job_id: str, *, call: str, reason: str | None = None) -> Plan[Cancelled]:
     """Cancel a job; the server knows a copy of this very call by the id ``call``."""
     check_known_id(job_id)
-    text = "cancelled" if reason is None else f"cancelled: {reason}"[:LONGEST_REASON]
+    text = WORD if reason is None else f"{WORD}: {reason}"[:LONGEST_REASON]
     opts = yield plain("HGET", keys.job(job_id), "opts", parse=lambda reply: reply)
     args: dict[str, Any] = {
         "id": job_id,
@@ -71,3 +72,8 @@ def cancel(keys: Keys, job_id: str, *, call: str, reason: str | None = None) -> 
         resend=Resend.SAME,
     )
     return result
+
+
+def is_told_by(reason: str) -> bool:
+    """Did somebody cancel the job that failed, or is to fail, for this reason?"""
+    return reason == WORD or reason.startswith(f"{WORD}: ")

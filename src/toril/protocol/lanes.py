@@ -282,6 +282,17 @@ def set_rate_limit(keys: Keys, limit: RateLimit | None, lane: str | None) -> Pla
     yield from _set(keys, lane, {"max": limit.max, "duration": limit.duration_ms}, ())
 
 
+def defaults(keys: Keys) -> Command[tuple[int | None, RateLimit | None]]:
+    """What applies to all lanes: how many jobs of each may run at once, and how many may start."""
+
+    def parse(reply: list[Any]) -> tuple[int | None, RateLimit | None]:
+        concurrency, most, duration = map(codec.number, reply)
+        return concurrency, RateLimit(most, duration or 1000) if most else None
+
+    fields = ("toril.laneConcurrency", "toril.laneMax", "toril.laneDuration")
+    return plain("HMGET", keys.meta, *fields, parse=parse)
+
+
 def _set(
     keys: Keys, lane: str | None, changes: Mapping[str, int], clear: Sequence[str]
 ) -> Plan[None]:

@@ -105,20 +105,21 @@ def home_of_job(job: NewJob, partitions: int, stem: str) -> int | None:
 def homes_before(job: NewJob, numbers: Numbers, stem: str) -> list[int]:
     """Where a job that is the same may be since there were fewer partitions, the latest first.
 
-    Lanes are empty when a queue grows.
+    Lanes are empty when a queue grows, so only the ids of a job can tell.
     """
-    if job.lane is not None:
+    if job.job_id is None and job.deduplication is None:
         return []
     now = home_of_job(job, numbers.now, stem)
     before = (home_of_job(job, count, stem) for count in reversed(numbers.earlier))
     return [home for home in before if home is not None and home != now]
 
 
-def trace_of(keys: Keys, job: NewJob) -> str:
-    """The key that exists where a job with the same deduplication id, or the same id, is."""
+def traces_of(keys: Keys, job: NewJob) -> list[str]:
+    """Keys of which one exists where a job with the same deduplication id, or the same id, is."""
+    traces = [] if job.job_id is None else [keys.job(job.job_id)]
     if job.deduplication is not None:
-        return f"{keys.base}:de:{Deduplication.of(job.deduplication).id}"
-    return keys.job(str(job.job_id))
+        traces.append(f"{keys.base}:de:{Deduplication.of(job.deduplication).id}")
+    return traces
 
 
 def ambiguous(name: str, job_id: str, numbers: Sequence[int]) -> InvalidNameError:

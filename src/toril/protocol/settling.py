@@ -32,7 +32,7 @@ from toril.errors import (
     WaitingChildrenError,
 )
 from toril.options import MAX_DELAY_MS, BackoffStrategy, Keep, RateLimit, milliseconds
-from toril.protocol import codec
+from toril.protocol import cancelling, codec
 from toril.protocol.burying import BurialPolicy, Letter, SharedTrouble, letter_of
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, pack, script
@@ -97,6 +97,8 @@ _RETURNED_NOTHING = Outcome(kind="completed", payloads=(b"null",))
 _RETURNED_TO_QUEUE = Outcome(kind="returned")
 _STOPPED_HALF_WAY = Outcome(kind="returned", details={"begun": True})
 _PATIENCE = 3
+GROUP_TURNED = "its group is being undone"
+"""Why a member fails that was stopped half-way when its group turned; scripts write it."""
 LEAST_TOO_LARGE = 500_000
 """In bytes. Every server reads so much: of a smaller result it is not said that it is too large."""
 
@@ -119,7 +121,7 @@ def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> 
 def refusal_to_run(job: StoredJob, max_started_attempts: int | None) -> Raised | None:
     """Why a job that was just taken must fail without being run; None if it may run."""
     if job.deferred_failure is not None:
-        return Raised(UnrecoverableError(job.deferred_failure))
+        return Raised(_deferred(job.deferred_failure))
     if job.opts.trouble is not None:
         return Raised(
             DamagedJobError(f"the options of job {job.id!r} cannot be read: {job.opts.trouble}")
@@ -134,6 +136,17 @@ def refusal_to_run(job: StoredJob, max_started_attempts: int | None) -> Raised |
             )
         )
     return None
+
+
+def _deferred(reason: str) -> TorilError:
+    """The error of a job that was to fail before it was taken.
+
+    If somebody stopped it, or its group has turned, that is no failure of its own: its lane goes
+    on, whoever runs it last.
+    """
+    if reason == GROUP_TURNED or cancelling.is_told_by(reason):
+        return JobCancelledError(reason)
+    return UnrecoverableError(reason)
 
 
 def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:

@@ -196,10 +196,13 @@ class GroupProducer(GroupReading):
         return Placing(self._agreeing.of(names), random.randrange(MOST_PARTITIONS))
 
     def _place(self, group: NewGroup, group_id: str) -> NewGroup:
-        """The group in partitions; if it already exists, where it is."""
+        """The group in partitions; if it exists, or is remembered, where it is or was."""
         placing = self._placing(placing_of.queues_of_group(group))
         for count, owner in placing.owners_before(group, group_id):
-            if self._connection.run(groups.read(Keys(self.prefix, owner), group_id)):
+            keys = Keys(self.prefix, owner)
+            looks = [groups.read(keys, group_id), groups.read_gone(keys, group_id)]
+            found = self._connection.run_all(looks)
+            if any(found):
                 return placing.of_group(group, group_id, {group.owner: count})
         return placing.of_group(group, group_id)
 

@@ -167,6 +167,7 @@ class PartitionedQueue(Queue):
         """Raise if a different number of partitions is stored; store it if none is.
 
         Repeated from time to time: a growing queue takes no jobs from processes that do not know.
+        It may be read: what somebody learns who only reads is asked again before a job is added.
         """
         if self._has_agreed and time.monotonic() < self._agree_again_at:
             return
@@ -177,7 +178,7 @@ class PartitionedQueue(Queue):
         known = self._connection.run(command)
         known.refuse(self.keys, self._count, writes=writes)
         self._earlier = known.earlier
-        self._has_agreed = writes or bool(known.now)
+        self._has_agreed = (writes or bool(known.now)) and not known.next
         self._agree_again_at = asked_at + AGREE_AGAIN_S
 
     # ------------------------------------------------------------------ adding
@@ -242,9 +243,9 @@ class PartitionedQueue(Queue):
         """
         homes = [partitioning.home_of_job(job, self._count, self._tag) for job in jobs]
         looks = [
-            (index, number, plain("EXISTS", key, parse=bool))
+            (index, number, plain("EXISTS", *keys, parse=bool))
             for index, job in enumerate(jobs if self._earlier else ())
-            for number, key in self._earlier_places(job, homes[index])
+            for number, keys in self._earlier_places(job, homes[index])
         ]
         found = self._connection.run_all([look for _, _, look in looks]) if looks else []
         for (index, number, _), is_there in zip(looks, found, strict=True):
@@ -252,13 +253,13 @@ class PartitionedQueue(Queue):
                 homes[index] = number
         return homes
 
-    def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, str]]:
+    def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, list[str]]]:
         """Where the same job may be from the time when the queue had fewer partitions."""
         if home is None:
             return
         numbers = Numbers(self._earlier, self._count)
         for number in reversed(partitioning.homes_before(job, numbers, self._tag)):
-            yield number, partitioning.trace_of(self._parts[number].keys, job)
+            yield number, partitioning.traces_of(self._parts[number].keys, job)
 
     def _anywhere(self) -> int:
         """The next partition, unless a call to the current one is in flight: then the jobs that

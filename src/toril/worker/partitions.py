@@ -53,6 +53,8 @@ MOST_SOCKETS = 4
 """How many calls to one server are in flight at a time; it executes one after the other."""
 TURN_S = 0.1
 """How long a partition that had to wait may take jobs before others get their share."""
+LEND_AFTER_S = 2.0
+"""How long a call may go unanswered before others may use the room that it asks for."""
 _OF_THE_WHOLE = frozenset({"ready", "closing", "closed"})
 
 
@@ -123,6 +125,11 @@ class Budget:
             if is_first:
                 pump.begin_turn()
 
+    @property
+    def excess(self) -> int:
+        """How many jobs more the pumps hold or have asked for than they may."""
+        return max(0, sum(one.load for one in self._pumps) - self._limit)
+
     def nudge(self) -> None:
         """Some room may be free again."""
         if self._refused:
@@ -143,12 +150,15 @@ class SharingPump(Pump):
         super().__init__(*args, **options)
         self._budget = budget
         self._turn_ends_at = 0.0
+        self._lent = 0
+        self._has_lent = False
         budget.join(self)
 
     @property
     def load(self) -> int:
-        """How many jobs it holds or has asked for, without those whose outcome is being sent."""
-        return self._outbox.held - self._leaving + self._asked_for
+        """How many jobs it holds or has asked for, without those whose outcome is being sent, and
+        without the room that is lent."""
+        return self._outbox.held - self._leaving + self._asked_for - self._lent
 
     @property
     def is_hungry(self) -> bool:
@@ -191,6 +201,34 @@ class SharingPump(Pump):
             self._budget.served(self)
         return super()._make_trip(flight, wanted, batch, confirmations)
 
+    async def _call(self, trip: Trip) -> Reply:
+        """The room that a call asks for is lent while its server does not answer: perhaps only the
+        node of this partition is gone."""
+        count = trip.take.count
+        is_lent = False
+
+        def lend() -> None:
+            nonlocal is_lent
+            is_lent = True
+            self._lent += count
+            self._budget.nudge()
+
+        alarm = self._loop.call_later(LEND_AFTER_S, lend) if count else None
+        try:
+            return await super()._call(trip)
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            if is_lent:
+                self._lent -= count
+                self._has_lent = True
+
+    def _may_start(self, count: int) -> int:
+        """If others use the room that these jobs were to have, they are handed back."""
+        has_lent, self._has_lent = self._has_lent, False
+        most = super()._may_start(count)
+        return max(0, most - self._budget.excess) if has_lent else most
+
     def _note_arrival(self, trip: Trip) -> None:
         """Without room there is usually another call soon, so no extra call is made to confirm
         that these jobs arrived."""
@@ -228,7 +266,7 @@ class SharingPump(Pump):
         trip = self._make_trip(flight, wanted)
         self._asked_for += wanted
         try:
-            reply = await flight.call(trip)
+            reply = await self._call(trip)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self._takes:
                 raise

@@ -261,10 +261,14 @@ class Pump:
     async def _fly(self, trip: Trip) -> None:
         """Make a call that could not be posted, or whose reply did not come."""
         try:
-            reply = await trip.flight.call(trip)
+            reply = await self._call(trip)
         finally:
             trip.end()
         self._receive(trip, reply)
+
+    async def _call(self, trip: Trip) -> Reply:
+        """The reply to a call, however long its server needs."""
+        return await trip.flight.call(trip)
 
     # ------------------------------------------------------------------ replies that come
 
@@ -311,9 +315,11 @@ class Pump:
         for item, code in zip(trip.batch, reply.results, strict=True):
             crew.settled(item, code)
         if jobs:
-            begin, received = crew.start_job if self._takes else crew.hand_back, trip.name
-            for job in jobs:
-                begin(job, received)
+            most, received = self._may_start(len(jobs)), trip.name
+            for job in jobs[:most]:
+                crew.start_job(job, received)
+            for job in jobs[most:]:
+                crew.hand_back(job, received)
             self._note_arrival(trip)
         if trip.take.count:
             # Something is already due although jobs came: all of them were too big for one reply.
@@ -327,6 +333,10 @@ class Pump:
             elif self._has_found:
                 self._has_found = False
                 crew.drained()
+
+    def _may_start(self, count: int) -> int:
+        """How many of the jobs that came may be started; the others are handed back."""
+        return count if self._takes else 0
 
     def _note_arrival(self, trip: Trip) -> None:
         """Until the server knows that jobs arrived, the death of this worker is not held against

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import wait_until
-from toril import FlowProducer, GroupJob, GroupSignal, ManualWorker, Worker
-from toril.errors import InvalidGroupStateError, NotReplicatedError, UnrecoverableError
+from toril import FlowProducer, GroupJob, GroupSignal, ManualWorker, Parent, Worker
+from toril.errors import (
+    InvalidGroupStateError,
+    NotReplicatedError,
+    UnrecoverableError,
+    WaitingChildrenError,
+)
 from toril.protocol import parceling
 
 
@@ -62,6 +67,58 @@ async def test_members_elsewhere_that_wait_are_cancelled(shop):
     async with shop.open():
         await shop.until(group_id, "FAILED")
     assert shop.ran == {"b": 1, "undo-b": 1}
+    await shop.check()
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+async def test_a_cancelled_member_takes_its_children_in_other_slots_along(shop, owner):
+    """Its group could not be cancelled: the member was nowhere, and its group never ended."""
+    parents, children = shop.queues[0], shop.queues[2]
+
+    async def wait_for_a_child(job):
+        await children.add("child", parent=Parent(job.id, parents.name))
+        raise WaitingChildrenError
+
+    group_id = await shop.add(shop.member("a", 0), queue_name=shop.names[owner])
+    async with Worker(parents.name, wait_for_a_child, **shop.slots.options):
+        await wait_until(parents.get_waiting_children_count)
+        assert await children.get_waiting_count() == 1
+        await shop.queues[owner].cancel_group(group_id)
+        await shop.until(group_id, "FAILED")
+
+        async def is_gone() -> bool:
+            return not await children.get_waiting_count()
+
+        await wait_until(is_gone)
+
+    assert await shop.statuses(group_id) == {"a": "cancelled"}
+    assert await parents.get_waiting_children_count() == 0
+    await shop.check()
+
+
+async def test_the_removal_of_a_child_of_a_member_does_not_overtake_it(shop):
+    """The courier with the child is slow: it comes after the one that removes it."""
+    parents, children = shop.queues[0], shop.queues[2]
+    parents._connection.on_parcels = lambda base: None
+    children._connection.on_parcels = lambda base: None
+    group_id = await shop.add(shop.member("a", 0))
+    async with ManualWorker(parents.name, **shop.slots.options) as by_hand:
+        job = await by_hand.get_next_job()
+        await children.add("child", parent=Parent(job.id, parents.name))
+        await job.move_to_waiting_children()
+    (child,), _ = await parents._connection.run(parceling.fetch(parents.keys))
+
+    await parents.cancel_group(group_id)
+
+    found, _ = await parents._connection.run(parceling.fetch(parents.keys))
+    (removal,) = [one for one in found if one.id != child.id]
+    run = children._connection.run
+    assert await run(parceling.deliver(children.keys, [removal])) == [1]
+    assert await run(parceling.deliver(children.keys, [child, removal])) == [0, 0]
+    assert await children.get_waiting_count() == 0
+    await run(parceling.collect(parents.keys, [child.id, removal.id]))
+    assert await shop.state(group_id) == "FAILED"
+    await shop.carry()
     await shop.check()
 
 

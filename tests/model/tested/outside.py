@@ -281,6 +281,7 @@ FOUND: dict[str, str] = {
     'rooms/places: without redis.call("HSET", job, "delay", 0) (2)': "tests/features/test_rare_moments.py::test_a_job_that_is_promoted_before_its_next_attempt_has_no_delay",
     "rooms/places: without lanes.told(queue)": "tests/worker/test_small_calls.py::test_a_worker_is_told_once_of_a_lane_that_became_ready",
     "rooms/places: 200000 for 200": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
+    'rooms/removals: without parcels.send(base, id, { verb = "remove", id = id, slice = slice, after = parcelWith(base .. ":" .. id, near, parent) })': "tests/features/parcels/test_groups.py::test_a_cancelled_member_takes_its_children_in_other_slots_along[0]",
     'rooms/removals: without parcels.send(child.base, child.id, { verb = "remove", id = child.id, slice = slice, after = child.after })': "tests/features/parcels/test_flows.py::test_a_parent_is_removed_with_its_children_in_other_slots",
     "rooms/replays: 8192000 for 8192": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
     'rooms/replays: without remotes.remove(membership, base .. ":" .. member_id)': "tests/features/parcels/test_replays.py::test_a_letter_whose_job_was_kept_replaces_it",

@@ -487,7 +487,10 @@ function lanes.promote(queue, gate, field, id, mark)
   if mark == laneNames.STARTED then dropLaneHolder(queue, laneNames.laneOf(field), id) end
   lanes.enter(queue, field, id, mark, true)
   journal.emitTrimmed(queue, gate, "waiting", "jobId", id, "prev", "delayed")
-  redis.pcall("HSET", queue.base .. ":" .. id, "delay", 0)
+  -- Who deleted the job knew of no lanes: a hash that held only this would keep its id from others.
+  if redis.call("EXISTS", queue.base .. ":" .. id) == 1 then
+    redis.pcall("HSET", queue.base .. ":" .. id, "delay", 0)
+  end
 end
 
 --- The `x.lane` and the mark of a job of a lane that waits for a time, or nothing.

@@ -50,8 +50,8 @@ end
 
 local MOST_CHILDREN = 1000
 
---- Remove the children that a job waits for, and theirs, unless somebody runs them. Whatever exceeds what
---- one call may do stays, and runs although nobody needs it.
+--- Remove the children that a job waits for, and theirs, unless somebody runs them. Those in other slots are
+--- removed there. Whatever exceeds what one call may do stays, and runs although nobody needs it.
 local function removeChildren(queue, job, budget)
   local cursor = "0"
   repeat
@@ -59,7 +59,10 @@ local function removeChildren(queue, job, budget)
     cursor = page[1]
     for _, child in ipairs(page[2]) do
       local base, id = queues.split(child, queue.base)
-      if base and budget.left > 0 and redis.call("EXISTS", child .. ":lock") == 0 then
+      if base and budget.left > 0 and parcels.isAway(base) then
+        budget.left = budget.left - 1
+        removals.removeElsewhere(base, id, queue.base, job, MOST_CHILDREN)
+      elseif base and budget.left > 0 and redis.call("EXISTS", child .. ":lock") == 0 then
         local of = queues.at(base)
         budget.left = budget.left - 1 - math.floor(redis.call("LLEN", of.wait) / 1000)
         local place = places.takeOut(of, id)

@@ -75,12 +75,12 @@ local MOST_DUE = 200
 local function letIn(queue, gate, id, due_ms)
   local job = queue.base .. ":" .. id
   -- A key that does not hold a hash must not block the others; the worker that takes it finds out.
-  local known = hashes.tryRead(job, "priority", "ats")
+  local known = hashes.tryRead(job, "name", "priority", "ats")
   places.ready(queue, gate, id, tonumber(known.priority) or 0)
   journal.emit(queue, "waiting", "jobId", id, "prev", "delayed")
   if known.ats then
     redis.call("HSET", job, "delay", 0)
-  else
+  elseif known.name then -- a hash that held only this would keep its id from others
     redis.pcall("HSET", job, "delay", 0, "x.due", clock.digits(due_ms))
   end
 end
@@ -104,7 +104,8 @@ end
 
 --- A job that never started could first run now: somebody promoted it. (Its key may hold anything.)
 function places.noteDue(job)
-  if redis.pcall("HEXISTS", job, "ats") == 0 then
+  local known = hashes.tryRead(job, "name", "ats")
+  if known.name and not known.ats then
     redis.pcall("HSET", job, "x.due", clock.stamp(clock.now()))
   end
 end

@@ -26,6 +26,13 @@ local function parcelWith(child, base, parent)
   end
 end
 
+--- Have a child removed in its slot, with what is below it, unless somebody runs it. The parcel that brings
+--- it there was left at the queue at `near`, for this parent; if it is still on its way, it arrives first.
+function removals.removeElsewhere(base, id, near, parent, slice)
+  parcels.send(base, id, { verb = "remove", id = id, slice = slice,
+    after = parcelWith(base .. ":" .. id, near, parent) })
+end
+
 --- Visit the children of one kind; false if some are left.
 local function visitChildren(walk, queue, job, kind)
   local cursor, is_whole = "0", true
