@@ -311,7 +311,7 @@ def check_on_server(library: Library) -> Iterator[str]:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
         embedded.start(directory) as server,
-        redis.Redis.from_url(server.url) as client,
+        redis.Redis.from_url(server.url, socket_timeout=60) as client,  # the disk may be busy
     ):
         try:
             client.execute_command("FUNCTION", "LOAD", library.source)
