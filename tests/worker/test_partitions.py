@@ -365,6 +365,7 @@ async def test_on_a_cluster_every_node_has_its_share(cluster):
         await queue.obliterate(force=True)
 
 
+@pytest.mark.first
 async def test_a_node_that_is_gone_takes_no_room_from_the_others():
     """The calls to it asked for all the room there was, and kept it until it was back."""
     durable = {"appendonly": "yes", "appendfsync": "always"}
