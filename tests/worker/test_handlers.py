@@ -506,7 +506,7 @@ async def test_a_cancelled_function_whose_job_is_lost_holds_up_no_other(
             may_end.wait(600)
 
     stuck = await queue.add("stuck")
-    worker = await start_worker(handler, lock_duration=1000)
+    worker = await start_worker(handler, lock_duration=3000)
     try:
         await wait_until(has_begun.is_set)
         (job,) = worker.current_jobs
