@@ -463,13 +463,35 @@ async def test_a_job_that_lost_its_place_lets_its_lane_go(queue, hand, client):
     await worker.complete(follower)
 
 
-async def test_a_damaged_diversion_is_forgotten(queue, connection, client):
+@pytest.mark.parametrize(
+    "damaged",
+    ['{"queue":"q-dlq"}', "no JSON", "[]", '{"job":"1","queue":7,"until_seq":1}', b"\xff"],
+)
+async def test_a_damaged_diversion_is_forgotten(queue, connection, client, hand, damaged):
+    """And the other lanes do not wait for it."""
+    head, behind = await queue.add_bulk([NewJob("x", lane="b", attempts=1) for _ in range(2)])
+    worker = hand()
+    await worker.fail(await worker.take_one())
     await queue.add("x", lane="a")
-    await client.hset(lane_key(queue, "diverting"), "a", '{"queue":"q-dlq"}')
+    cause = f'{{"job":"{head.id}","queue":"q-dlq","until_seq":1000}}'
+    await client.hset(lane_key(queue, "diverting"), mapping={"a": damaged, "b": cause})
+
+    assert await connection.follow(lanes.divert(queue.keys)) == 1
+
+    assert await client.exists(lane_key(queue, "diverting")) == 0
+    assert await queue.get_state(behind.id) is None
+
+
+async def test_a_diversion_to_no_queue_keeps_no_other_waiting(queue, connection, client):
+    entries = {
+        lane: f'{{"job":"1","queue":"{to}","until_seq":9}}'
+        for lane, to in (("a", "no:queue"), ("b", "q-dlq"))
+    }
+    await client.hset(lane_key(queue, "diverting"), mapping=entries)
 
     assert await connection.follow(lanes.divert(queue.keys)) == 0
 
-    assert await client.exists(lane_key(queue, "diverting")) == 0
+    assert await client.hkeys(lane_key(queue, "diverting")) == ["a"]
 
 
 @pytest.mark.no_audit("a job is damaged on purpose")

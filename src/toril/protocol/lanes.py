@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from toril.errors import InvalidOptionError
+from toril.errors import InvalidNameError, InvalidOptionError
 from toril.options import RateLimit, check_lane, whole
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
@@ -220,9 +220,13 @@ def divert(keys: Keys) -> Plan[int]:
     )
     sent = 0
     for lane, dead_letter_queue in diverted:
+        try:
+            dead = keys.sibling(dead_letter_queue) if dead_letter_queue else keys
+        except InvalidNameError:
+            continue  # no entry of ours, and the other lanes must not wait for it
         skip, more = 0, 1
         while more:
-            more, gone, kept = yield _divert(keys, lane, keys.sibling(dead_letter_queue), skip)
+            more, gone, kept = yield _divert(keys, lane, dead, skip)
             sent += gone
             skip += kept
     return sent
@@ -245,8 +249,14 @@ def _divert(keys: Keys, lane: str, dead: Keys, skip: int) -> Command[Any]:
 
 
 def _parse_diverting(reply: Any) -> list[tuple[str, str]]:
-    fields = fields_of(reply)
-    return [(lane_name(lane), codec.decode(told)["queue"]) for lane, told in fields.items()]
+    return [(lane_name(lane), _queue_in(told)) for lane, told in fields_of(reply).items()]
+
+
+def _queue_in(told: bytes) -> str:
+    """Where a lane is diverted to; empty for an entry that the script cannot read and forgets."""
+    cause = codec.decode_or_text(told)
+    name = cause.get("queue") if isinstance(cause, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def pause(keys: Keys, lane: str) -> Command[bool]:

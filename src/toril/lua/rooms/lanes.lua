@@ -533,7 +533,7 @@ function lanes.diversionOf(queue, lane)
   if not told then return nil end
   local is_read, cause = pcall(cjson.decode, told)
   if is_read and type(cause) == "table" and type(cause.job) == "string"
-      and type(cause.until_seq) == "number" then
+      and type(cause.queue) == "string" and type(cause.until_seq) == "number" then
     return cause
   end
   redis.call("HDEL", queue["lanes:diverting"], lane)
