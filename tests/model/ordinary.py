@@ -1,6 +1,6 @@
 """Lets ordinary tests look for a planted bug: those that run its line, the quickest first.
 
-This is a plugin of pytest as well.  With ``TORIL_PLANT=<name>`` the scripts have that bug; with
+This is a plugin of pytest as well.  With ``TORIL_PLANT=<bug>`` the scripts have that bug; with
 ``TORIL_PLANT=none`` every line that a bug changes says that it was run, and ``TORIL_COVERED`` names
 the file that is told by whom.
 """
@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from tests.forked import Forked
-from tests.model.mutants import Mutant, all_mutants, marked
+from tests.model.mutants import all_mutants, marked
 from toril.protocol import scripts
 from toril.protocol.scripts import Library
 
@@ -103,12 +103,17 @@ def pytest_configure() -> None:
     plant = os.environ.get("TORIL_PLANT")
     if not plant:
         return
-    library = _telling() if plant == "none" else _mutant(plant).library()
+    library = _telling() if plant == "none" else _planted(plant)
     scripts.load = functools.cache(library.script)  # type: ignore[assignment]
 
 
-def _mutant(name: str) -> Mutant:
-    return next(mutant for mutant in all_mutants() if mutant.name == name)
+def _planted(plant: str) -> Library:
+    """The library with a mutant, by its name, or with a change by hand: [file, line, instead]."""
+    if not plant.startswith("["):
+        return next(mutant for mutant in all_mutants() if mutant.name == plant).library()
+    file, line, instead = json.loads(plant)
+    library = scripts.library()
+    return library.with_texts({file: library.text(file).replace(line, instead)})
 
 
 def _telling() -> Library:
