@@ -15,7 +15,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that `make test` runs with a part of their jobs and `make prove` with all of them.
-BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/features/test_lane_stress.py \
+BIG := tests/worker/test_deploys.py tests/worker/test_library_attacks.py tests/client/test_bulk_slices.py tests/features/test_lane_stress.py \
 	tests/features/dead_letters/test_bulk.py tests/features/test_group_cancel.py tests/features/test_group_crash.py tests/features/test_group_retreats.py \
 	tests/interop/test_cron.py
 

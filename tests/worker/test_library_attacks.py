@@ -12,11 +12,14 @@ import pytest
 import redis
 
 from tests.helpers import PATIENCE_S, let_pass, wait_until
+from tests.proving import amount
 from tests.servers import Server
 from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.protocol import scripts
 
 JOBS = 120
+GROUPS = amount(8, 20)
+"""While the library is flushed all the time, each call costs the server a loading of it."""
 SCRIPTS = ("+eval", "+evalsha", "+script")
 FUNCTIONS = ("+fcall", "+fcall_ro", "+function")
 
@@ -187,14 +190,14 @@ async def test_a_library_that_is_flushed_all_the_time(start_server):
             for name in ("q", "q:compensation")
         ]
         async with workers[0], workers[1]:
-            for n in range(20):
+            for n in range(GROUPS):
                 await queue.add("doomed", {"n": n}, attempts=1)
                 members = [
                     GroupJob("first", queue_name="q"),
                     GroupJob("second", queue_name="q", attempts=1, after=["first"]),
                 ]
                 await flow.add_group("g", members, undo, queue_name="q")
-            await wait_until(lambda: _are_undone(queue, 20))
+            await wait_until(lambda: _are_undone(queue, GROUPS))
         over = True
         await flushing
         async with Queue("dead", **options) as dead:
@@ -202,9 +205,9 @@ async def test_a_library_that_is_flushed_all_the_time(start_server):
 
     assert set(runs.values()) == {1}
     assert Counter(name for name, _ in runs) == dict.fromkeys(
-        ("doomed", "first", "second", "undo"), 20
+        ("doomed", "first", "second", "undo"), GROUPS
     )
-    assert letters == 40
+    assert letters == 2 * GROUPS
 
 
 async def _are_undone(queue: Queue, count: int) -> bool:
