@@ -20,13 +20,18 @@ def make(tmp_path, **options):
     return engine, outbox, Relay(engine, outbox, **options)
 
 
+def look_often(monkeypatch):
+    """Let a relay look at its rows and its servers many times a second."""
+    monkeypatch.setattr("toril.outbox.relay._STATS_EVERY_S", 0.02)
+    monkeypatch.setattr("toril.outbox.relay._SHORTEST_PAUSE_S", 0.02)
+    monkeypatch.setattr("toril.outbox.relay._LONGEST_PAUSE_S", 0.1)
+
+
 async def test_a_probe_learns_when_redis_or_the_database_is_away(
     tmp_path, start_server, prefix, monkeypatch
 ):
     """Also of a relay that has nothing to send, which would not notice otherwise."""
-    monkeypatch.setattr("toril.outbox.relay._STATS_EVERY_S", 0.02)
-    monkeypatch.setattr("toril.outbox.relay._SHORTEST_PAUSE_S", 0.02)
-    monkeypatch.setattr("toril.outbox.relay._LONGEST_PAUSE_S", 0.1)
+    look_often(monkeypatch)
     server = start_server(tcp=True)
     engine, outbox, relay = make(tmp_path, connection=server.url, prefix=prefix, poll_interval=20)
     relay._connection._patience_s = 0.05
@@ -97,9 +102,7 @@ async def test_a_relay_that_has_not_seen_its_outbox_says_nothing_of_it(tmp_path,
 
 async def test_the_lag_is_told_while_a_server_is_away(tmp_path, start_server, prefix, monkeypatch):
     """Regression: it was measured after a batch had been sent, so never while none could be."""
-    monkeypatch.setattr("toril.outbox.relay._STATS_EVERY_S", 0.02)
-    monkeypatch.setattr("toril.outbox.relay._SHORTEST_PAUSE_S", 0.02)
-    monkeypatch.setattr("toril.outbox.relay._LONGEST_PAUSE_S", 0.1)
+    look_often(monkeypatch)
     server = start_server(tcp=True)
     engine, outbox, relay = make(tmp_path, connection=server.url, prefix=prefix, poll_interval=20)
     relay._connection._patience_s = 0.05

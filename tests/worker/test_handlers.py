@@ -443,14 +443,21 @@ def impatient(has_begun):
     return wrap
 
 
-async def test_a_function_that_middleware_gave_up_holds_up_no_other(queue, start_worker, inside):
-    """Regression: it kept the thread of the next job, which waited for it as long as it ran."""
-    has_begun, may_end = threading.Event(), threading.Event()
+def sticking(has_begun, may_end):
+    """A plain handler that does not return from jobs called "stuck"."""
 
     def handler(job):
         if job.name == "stuck":
             has_begun.set()
             may_end.wait(600)
+
+    return handler
+
+
+async def test_a_function_that_middleware_gave_up_holds_up_no_other(queue, start_worker, inside):
+    """Regression: it kept the thread of the next job, which waited for it as long as it ran."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    handler = sticking(has_begun, may_end)
 
     stuck = await queue.add("stuck")
     worker = await start_worker(handler, middleware=[impatient(has_begun)])
@@ -499,11 +506,7 @@ async def test_a_cancelled_function_whose_job_is_lost_holds_up_no_other(
 ):
     """Regression: the slot was free again, and its thread was not."""
     has_begun, may_end = threading.Event(), threading.Event()
-
-    def handler(job):
-        if job.name == "stuck":
-            has_begun.set()
-            may_end.wait(600)
+    handler = sticking(has_begun, may_end)
 
     stuck = await queue.add("stuck")
     worker = await start_worker(handler, lock_duration=3000)
