@@ -86,6 +86,8 @@ class QueueCollector(Collector):
         for tag in filter(None, map(hash_tag, list(names))):
             if tag == tag.strip():  # else it is no name
                 names[tag] = None
+        if not names:
+            self._connection.run(plain("PING", parse=bool))  # nothing else would ask the server
         reads = [partitioning.read(Keys(self._prefix, name)) for name in names]
         found = dict(zip(names, self._connection.run_all(reads), strict=True))
         counts = {name: numbers.now for name, numbers in found.items() if numbers.now}
@@ -120,7 +122,6 @@ class QueueCollector(Collector):
         yield from families
 
     def _read(self) -> list[Metric]:
-        self._connection.run(plain("PING", parse=bool))  # without queues nothing else would ask
         self._find_partitions()
         families = (self._jobs(), self._finished(), self._dead_letters())
         return [*families, *self._groups(), *self._lanes()]
